@@ -269,16 +269,15 @@ void welcome(int listener, const Guests& guests, const Vigil& vigil) {
     return true;
   };
   const auto start = Clock::now();
-  const Vigil silent = vigil.end
-                           ? vigil.at_most(std::min<Clock::duration>(before_naming, (*vigil.end - start) / 2))
-                           : vigil.at_most(before_naming);
+  const auto to_name = start + (vigil.end ? std::min<Clock::duration>(before_naming, (*vigil.end - start) / 2)
+                                          : before_naming);
   bool named = false;
   while (!guests.enough()) {
     std::vector<pollfd> waiting = {{listener, POLLIN, 0}};
     for (const Visitor& visitor : visitors) waiting.push_back({visitor.socket.get(), POLLIN, 0});
-    if (!wait_for(waiting, named ? vigil : silent)) {
-      if (std::exchange(named, true)) return;
-      if (guests.missing)
+    if (!wait_for(waiting, named ? vigil : vigil.at_most(to_name - Clock::now()))) {
+      if (vigil.end && Clock::now() >= *vigil.end) return;
+      if (!std::exchange(named, true) && guests.missing)
         write_log(LogLevel::warning, "processes: after {:.2g} s {}",
                   std::chrono::duration<double>(Clock::now() - start).count(), guests.missing());
     }

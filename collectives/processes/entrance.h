@@ -91,8 +91,8 @@ struct Guests {
   std::function<bool()> enough;
   std::function<std::string()> missing{};  ///< who has not come, in words: logged once it takes long
 };
-/// Accepts connections until there are enough, or until the end. Strangers, silent or not, delay nobody: they
-/// are refused, and logged.
+/// Accepts connections until there are enough, or until the end, which whom one looks at may bring nearer.
+/// Strangers, silent or not, delay nobody: they are refused, and logged.
 void welcome(int listener, const Guests& guests, const Vigil& vigil = {});
 
 /// A process's own listening socket, on a port that the system chooses. StateError where a socket cannot be

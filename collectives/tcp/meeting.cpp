@@ -124,15 +124,18 @@ void Meeting::host(const MeetingPlace& place, const Door& own, std::chrono::mill
   const auto naming = [&] {
     return fmt::format("these ranks of {} have not come to port {}: {}", launch_.size, place.port, missing());
   };
-  const auto watching = [this](auto& sockets) { watch(sockets); };
-  const auto hearing = [this] { hear(); };
-  processes::welcome(listener.get(), {sizeof(Claim), admit, [&] { return lost_ >= 0 || all_came(); }, naming},
-                     {end, watching, hearing});
-  if (lost_ >= 0) {
-    for (std::size_t rank = 1; rank < sockets_.size(); ++rank) tell_of_loss(rank);
-    processes::welcome(listener.get(), {sizeof(Claim), admit, all_came}, Vigil::of(telling_time));
-    fail_for_loss();
-  }
+  Vigil vigil{.end = end};
+  vigil.watch = [this](auto& sockets) {
+    if (lost_ < 0) watch(sockets);
+  };
+  vigil.look = [&] {
+    hear();
+    if (lost_ < 0) return;
+    tell_all_of_loss();
+    vigil.end = Clock::now() + telling_time;
+  };
+  processes::welcome(listener.get(), {sizeof(Claim), admit, all_came, naming}, vigil);
+  if (lost_ >= 0) fail_for_loss();
   check<StateError>(all_came(), "launch: of {} processes these ranks did not come to port {} within {} s: {}",
                     launch_.size, place.port, time.count() / 1000, missing());
   for (std::size_t rank = 1; rank < sockets_.size() && lost_ < 0; ++rank) {
@@ -154,6 +157,10 @@ std::string Meeting::missing() const {
   for (std::size_t rank = 1; rank < sockets_.size(); ++rank)
     if (!sockets_[rank].open()) names += fmt::format("{}{}", names.empty() ? "" : ", ", rank);
   return names;
+}
+
+void Meeting::tell_all_of_loss() {
+  for (std::size_t rank = 1; rank < sockets_.size(); ++rank) tell_of_loss(rank);
 }
 
 void Meeting::tell_of_loss(std::size_t rank) {
@@ -229,7 +236,7 @@ void Meeting::hear() {
 void Meeting::look() {
   hear();
   if (lost_ < 0) return;
-  for (std::size_t rank = 1; rank < sockets_.size() && launch_.rank == 0; ++rank) tell_of_loss(rank);
+  if (launch_.rank == 0) tell_all_of_loss();
   fail_for_loss();
 }
 

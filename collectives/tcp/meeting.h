@@ -48,6 +48,7 @@ class Meeting {
   void hear();
   void look();
   void tell_of_loss(std::size_t rank);
+  void tell_all_of_loss();
   [[noreturn]] void fail_for_loss() const;
   bool all_came() const;
   std::string missing() const;

@@ -245,6 +245,33 @@ TEST_CASE("once somebody who had come has ended, those who come later hear of it
   }
 }
 
+TEST_CASE("who has connected and not yet greeted when somebody ends hears of it once it greets") {
+  const MeetingPlace place = new_place();
+  std::array<std::string, 4> told;
+  const auto come = [&](int rank) {
+    told[static_cast<std::size_t>(rank)] =
+        message_of<StateError>([&] { tcp::Meeting(launch_of(rank, 4), place, {}).conclude(); });
+  };
+  const auto greet = [&](const Descriptor& socket, int rank) {
+    const tcp::Claim claim = tcp::claim_of(launch_of(rank, 4), place, {});
+    REQUIRE(send_all(socket.get(), &claim, sizeof claim));
+  };
+  std::thread host(come, 0), other(come, 3);
+  const Descriptor slow = visit(place);
+  greet(visit(place), 1);  // and ends
+  other.join();            // has heard, so rank 0 has
+  greet(slow, 2);
+  struct {
+    char opening[8];
+    std::int32_t lost;
+  } answer{};
+  CHECK(receive_all(slow.get(), &answer, sizeof answer));
+  CHECK(answer.lost == 1);
+  host.join();
+  for (const int rank : {0, 3})
+    CHECK_THAT(told[static_cast<std::size_t>(rank)], ContainsSubstring("rank 1 ended before all 4"));
+}
+
 TEST_CASE("who lies once it is let in keeps nobody past the time that there is to connect") {
   using Lie = std::function<void(int socket)>;
   const auto say = [](const std::string& text) -> Lie {

@@ -1,12 +1,15 @@
 // A rank of a meeting over TCP that is killed at its Nth call of the network once the others have let it in,
-// or not at all where it makes fewer until all have met.
+// or not at all where it makes fewer until all have met. It waits for the others to have started, each of
+// which leaves a file in FOLDER: rank 0 does not stay for ranks that come seconds after an end.
 //
-//   meeting_kills VICTIM N      (mpi_test starts it as several processes)
+//   meeting_kills VICTIM N FOLDER      (mpi_test starts it as several processes)
 //
 // The victim prints "killed TIME", the others "verdict RANK TIME WORDS"; times are nanoseconds of the
 // machine.
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -26,11 +29,20 @@ namespace {
 int rank = 0, ranks = 1, victim = -1;
 std::atomic<long> calls_left = 0, accepted = 0;
 std::atomic<bool> let_in = false, met = false;
+std::string folder;
+
+std::string file_of(int of_rank) { return folder + "/" + std::to_string(of_rank); }
+
+void wait_until_all_have_started() {
+  for (int other = 0; other < ranks; ++other)
+    while (::access(file_of(other).c_str(), F_OK) != 0) ::sched_yield();
+}
 
 long long now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 void one_call() {
   if (rank != victim || !let_in || met || --calls_left > 0) return;
+  wait_until_all_have_started();
   char line[64];
   const int size = std::snprintf(line, sizeof line, "killed %lld\n", now());
   [[maybe_unused]] const auto written = ::write(STDOUT_FILENO, line, static_cast<std::size_t>(size));
@@ -109,14 +121,16 @@ int epoll_ctl(int epoll, int what, int fd, epoll_event* event) {
 }  // extern "C"
 
 int main(int argc, char** argv) {
-  if (argc != 3 || std::getenv("RANK") == nullptr) {
-    std::puts("usage: meeting_kills VICTIM N, under start_processes");
+  if (argc != 4 || std::getenv("RANK") == nullptr) {
+    std::puts("usage: meeting_kills VICTIM N FOLDER, under start_processes");
     return 2;
   }
   rank = std::atoi(std::getenv("RANK"));
   ranks = std::atoi(std::getenv("WORLD_SIZE"));
   victim = std::atoi(argv[1]);
   calls_left = std::atol(argv[2]);
+  folder = argv[3];
+  ::close(::open(file_of(rank).c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
   std::string words = "met";
   try {
     sherd::run_ranks(0, [](sherd::World& world) {

@@ -13,6 +13,7 @@
 #include "tests/catch.h"
 #include "tests/rank_device.h"
 #include "tests/sanitizer.h"
+#include "tests/temp_directory.h"
 
 // What a build without MPI has not.
 #ifndef SHERD_TOOL
@@ -33,7 +34,8 @@ struct Outcome {
 /// leak checker looks: no suppression can name their frames.
 Outcome launch(int ranks, const std::string& scenario, const std::string& program = SHERD_SCENARIOS) {
   const char* const starter = std::getenv("SHERD_STARTER");
-  const std::string command = std::string("LSAN_OPTIONS=detect_leaks=0 timeout -k 5 100 ") +
+  const std::string command = std::string("LSAN_OPTIONS=detect_leaks=0 timeout -k 5 ") +
+                              (sherd::test::sanitized ? "300 " : "100 ") +
                               (starter != nullptr ? starter : SHERD_TOOL " launch") + " -n " +
                               std::to_string(ranks) + " " + program + " " + scenario + " 2>&1";
   Outcome outcome;
@@ -136,8 +138,10 @@ TEST_CASE("whatever a rank is at in a meeting when it is killed, the others name
   for (int victim = 0; victim < ranks; ++victim) {
     int deaths = 0;
     for (int call = 1;; call += step) {
+      const sherd::test::TempDirectory started;
       const Outcome outcome =
-          launch(ranks, std::to_string(victim) + ' ' + std::to_string(call), SHERD_MEETING_KILLS);
+          launch(ranks, std::to_string(victim) + " " + std::to_string(call) + " " + started.path().string(),
+                 SHERD_MEETING_KILLS);
       INFO("rank " << victim << " at its call " << call << ":\n" << outcome.output);
       const std::int64_t killed = number_behind("killed ", outcome.output);
       if (killed < 0) {  // it made fewer
