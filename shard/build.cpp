@@ -388,7 +388,11 @@ void build_unit(nn::Module& module, const Options& given, const UnitForm& form) 
                     .schedule = {options.forward_prefetch, options.backward_prefetch},
                     .ignored = std::move(ignored),
                     .type = std::string(module.type_name())};
-  module.extend(Unit::make(std::move(policy), std::move(members)));
+  const auto unit = Unit::make(std::move(policy), std::move(members));
+  std::vector<Unit*> below;
+  for (const NamedUnit& inner : units_of(module)) below.push_back(inner.unit);
+  unit->take_into_model(below);
+  module.extend(unit);
   number(all);
 }
 

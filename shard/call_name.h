@@ -5,19 +5,27 @@
 
 namespace sherd::shard {
 
-/// From the second model on among some ranks with that model's number, so that like calls of two models never
-/// pass for each other's.
-inline std::string of_model(const std::string& name, int number) {
-  return number > 1 ? name + " of model " + std::to_string(number) : name;
-}
+/// A model among the ranks that have it, by the order in which they make theirs: the same on all of them.
+struct ModelNumber {
+  int model = 0;  ///< from 1; 0: no ranks
+  int part = 0;   ///< of its modules that were sharded before it, which run alone; 0: all of it
+  bool operator==(const ModelNumber&) const = default;
 
-/// Of a group of parameters. Numbers are those of its model among the group's ranks; 0: none has run.
+  /// For a call's label, so that like calls of two models never pass for each other's.
+  std::string called(std::string name) const {
+    if (part > 0) name += ", part " + std::to_string(part);
+    if (model > 1) name += " of model " + std::to_string(model);
+    return name;
+  }
+};
+
+/// Of a group of parameters.
 struct CallName {
   std::string module = "?";  ///< its name, once its root has run
-  int on_shard = 0, on_replicas = 0, on_block = 0;
-  std::string among_shard() const { return of_model(module, on_shard); }
-  std::string among_replicas() const { return of_model(module, on_replicas); }
-  std::string among_block() const { return of_model(module, on_block); }
+  ModelNumber on_shard{}, on_replicas{}, on_block{};
+  std::string among_shard() const { return on_shard.called(module); }
+  std::string among_replicas() const { return on_replicas.called(module); }
+  std::string among_block() const { return on_block.called(module); }
 };
 
 }  // namespace sherd::shard

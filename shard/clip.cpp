@@ -14,7 +14,8 @@ namespace {
 /// This rank's gradients of parameters that the same ranks hold parts of; without ranks they are whole here.
 struct Share {
   const Group* ranks = nullptr;
-  std::vector<Tensor> gradients;
+  nn::Parameter first{};  ///< by whose model the call is named
+  std::vector<Tensor> gradients{};
 };
 
 /// Every group of ranks counts, also one without a gradient here: the others wait for this rank.
@@ -25,7 +26,7 @@ std::vector<Share> shares_of(std::span<const nn::Parameter> params) {
     if (ranks && ranks->size() == 1) ranks = nullptr;
     auto share = std::ranges::find_if(
         shares, [&](const Share& s) { return ranks && s.ranks ? *s.ranks == *ranks : s.ranks == ranks; });
-    if (share == shares.end()) share = shares.insert(share, {ranks, {}});
+    if (share == shares.end()) share = shares.insert(share, {ranks, p});
     if (p.owner() != nullptr) p.owner()->check_steppable(p);
     if (const Tensor g = p.grad(); g.defined()) share->gradients.push_back(g);
   }
@@ -38,7 +39,8 @@ Tensor norm_of(std::string_view what, const nn::NormParts& parts, std::span<cons
   Tensor all;
   for (const Share& s : shares) {
     const Tensor here = parts.of(s.gradients, device);
-    if (s.ranks) s.ranks->all_reduce(here, parts.among_ranks(), {.label = std::string(what)});
+    if (s.ranks)
+      s.ranks->all_reduce(here, parts.among_ranks(), {.label = called_of(s.first, std::string(what))});
     all = all.defined() ? parts.both(all, here) : here;
   }
   return parts.norm(all);

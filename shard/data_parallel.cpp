@@ -31,12 +31,16 @@ std::vector<Tensor> buffers_of(const nn::Module& module) {
   return buffers;
 }
 
-/// How many of these a rank has made.
-struct ReplicasCounter {
-  std::uint64_t last = 0;
-};
-
 }  // namespace
+
+class GradientBuckets;
+
+/// Those of a rank. In a backward that reaches several each makes its calls before the next one: what was
+/// forwarded last goes first, whatever this rank's graph brings first.
+struct Replicas {
+  std::uint64_t made = 0;
+  std::vector<GradientBuckets*> in_turn{};  ///< that backwards under way reach
+};
 
 /// The gradients of all parameters, in the order in which a backward tends to bring them: last parameter
 /// first. All ranks reduce all buckets in this order in every backward, whatever their graphs have.
@@ -54,7 +58,7 @@ class GradientBuckets final : public GradSink,
         buffers_(std::move(buffers)),
         group_(std::move(group)),
         ranks_{.shard = {}, .replicas = group_, .block = {}},
-        number_(++Context::current().slot<ReplicasCounter>().last),
+        number_(++replicas().made),
         channel_(options.channel),
         static_graph_(options.static_graph) {
     std::ranges::reverse(parameters);
@@ -105,6 +109,7 @@ class GradientBuckets final : public GradSink,
   void before_forward(nn::Module&, std::span<Tensor* const>) override {
     check_parameters();
     name_buckets();
+    if (Context::current().grad_enabled()) place_ = Record::next_place();
     if (Context::current().grad_enabled() && std::exchange(awaited_, true)) look_for_others();
   }
   /// So that a backward through outputs that come of no parameter on this rank communicates too.
@@ -127,11 +132,20 @@ class GradientBuckets final : public GradSink,
         run_ == pass.number || run_ == 0,
         "backward: it reaches parameters of a data parallel model and was started within another "
         "backward that does (in a hook); start it after that one, or use grad()");
-    run_ = pass.number;
+    if (std::exchange(run_, pass.number) == pass.number) return;
+    auto& all = replicas().in_turn;
+    const auto later = [](const GradientBuckets* one, const GradientBuckets* other) {
+      return std::pair(one->place_, one->number_) > std::pair(other->place_, other->number_);
+    };
+    all.insert(std::ranges::lower_bound(all, this, later), this);
   }
   void begun(PassInfo pass) override {
-    if (run_ != pass.number || std::exchange(begun_, true)) return;
+    if (run_ != pass.number || begun_) return;
     Engine::current().begun(pass.number);  // makes calls too: see finish
+    for (GradientBuckets* buckets : in_turn(pass)) buckets->begin_walk();
+  }
+  void begin_walk() {
+    begun_ = true;
     awaited_ = false;
     check_parameters();
     check_gradients();
@@ -145,24 +159,33 @@ class GradientBuckets final : public GradSink,
     if (join_) meet(true);
     for (Bucket& bucket : buckets_) fill(bucket);
   }
-  void accept(PassInfo, Leaf& leaf, Tensor gradient) override {
+  void accept(PassInfo pass, Leaf& leaf, Tensor gradient) override {
     const NoGrad guard;
     Entry& to = entry(leaf);
     arrived_.push_back(&leaf);
     if (!run_synchronises_) return keep(to, gradient);
     place(to, gradient);
     --buckets_[to.bucket].due;
-    reduce_what_is_complete();
+    reduce_in_turn(pass);
   }
   bool accumulates_later() const override { return true; }
   void finish(PassInfo pass) override {
     if (run_ != pass.number) return;
     // Its end waits for peers too, and in which order sinks are told follows from this rank's graph.
     Engine::current().finish(pass.number);
+    const std::vector<GradientBuckets*> all = in_turn(pass);
+    for (GradientBuckets* buckets : all)
+      for (Bucket& bucket : buckets->buckets_) bucket.due = 0;  // what did not come, this rank does not use
+    reduce_in_turn(pass);
+    std::vector<Leaf*> arrived;  // of all before the first hook, which may throw
+    for (GradientBuckets* buckets : all) std::ranges::copy(buckets->end(), std::back_inserter(arrived));
+    for (Leaf* leaf : arrived)
+      leaf->after_accumulate.each([&](const std::function<void(Leaf&)>& hook) { hook(*leaf); });
+  }
+  /// Returns the leaves that gradients came for.
+  std::vector<Leaf*> end() {
     if (run_synchronises_) {
       const NoGrad guard;
-      for (Bucket& bucket : buckets_) bucket.due = 0;  // what did not come, this rank does not use
-      reduce_what_is_complete();
       for (Bucket& bucket : buckets_) wait(bucket);
       for (const Bucket& bucket : buckets_) run_hook(bucket, bucket.values);
       share_buffers();
@@ -171,9 +194,7 @@ class GradientBuckets final : public GradSink,
       for (Bucket& bucket : buckets_) hand_out(bucket);
       graph_known_ = static_graph_;
     }
-    const std::vector<Leaf*> arrived = end_run();
-    for (Leaf* leaf : arrived)
-      leaf->after_accumulate.each([&](const std::function<void(Leaf&)>& hook) { hook(*leaf); });
+    return end_run();
   }
   /// `.grad` is what it was before a backward that communicates. One that was refused within another has not
   /// begun, and leaves that alone.
@@ -352,7 +373,7 @@ class GradientBuckets final : public GradSink,
     in_.assign(static_cast<std::size_t>(group_.size()), 0);
     in_[static_cast<std::size_t>(group_.rank())] = has_inputs ? 1 : 0;
     const Tensor in = Tensor::from(in_, {std::ssize(in_)}, Device::cpu());
-    group_.all_reduce(in, ReduceOp::sum(), {.label = "join", .channel = channel_});
+    group_.all_reduce(in, ReduceOp::sum(), {.label = model_.called("join"), .channel = channel_});
     in_ = in.to_vector<int>();
     const auto out = std::ranges::find(in_, 0);
     check<StateError>(
@@ -373,7 +394,7 @@ class GradientBuckets final : public GradSink,
     std::vector<Tensor> all = shared_buffers();
     for (const Entry& entry : entries_) all.push_back(entry.parameter.data());
     for (const auto& [name, p] : frozen_) all.push_back(p.data());
-    share(std::move(all), group_, {.label = "replicas", .channel = channel_}, first_of(in));
+    share(std::move(all), group_, {.label = model_.called("replicas"), .channel = channel_}, first_of(in));
   }
   bool divides_by_left() const { return join_ && !join_->divide_by_initial_world_size && !alone() && !hook_; }
   /// What is divided here is not rounded before.
@@ -413,8 +434,23 @@ class GradientBuckets final : public GradSink,
     fill_(alias(bucket.values, {{1}, {1}, flag}), 1);
   }
 
-  /// In order, so that every rank's calls are in one order. Nothing waits for room before the backward's end:
-  /// a peer may come to its buckets only after a call in the graph that this rank still has to make.
+  static Replicas& replicas() { return Context::current().slot<Replicas>(); }
+  static std::vector<GradientBuckets*> in_turn(PassInfo pass) {
+    std::vector<GradientBuckets*> in_turn = replicas().in_turn;
+    std::erase_if(in_turn, [&](const GradientBuckets* buckets) { return buckets->run_ != pass.number; });
+    return in_turn;
+  }
+  /// In order, so that every rank's calls are in one order.
+  static void reduce_in_turn(PassInfo pass) {
+    const NoGrad guard;
+    for (GradientBuckets* buckets : replicas().in_turn) {
+      if (buckets->run_ != pass.number || !buckets->run_synchronises_) continue;
+      buckets->reduce_what_is_complete();
+      if (buckets->next_ < buckets->buckets_.size()) return;
+    }
+  }
+  /// Nothing waits for room before the backward's end: a peer may come to its buckets only after a call in
+  /// the graph that this rank still has to make.
   void reduce_what_is_complete() {
     for (; next_ < buckets_.size() && buckets_[next_].due == 0; ++next_) {
       if (alone()) continue;  // its gradients are the average
@@ -440,10 +476,10 @@ class GradientBuckets final : public GradSink,
   bool alone() const { return group_.size() == 1; }
   /// After a renewal models are counted anew, so each forward asks.
   void name_buckets() {
-    const int model = numbers_.among(group_);
+    const ModelNumber model = numbers_.among(group_);
     if (std::exchange(model_, model) == model) return;
     for (std::size_t b = 0; b < buckets_.size(); ++b)
-      buckets_[b].label = of_model(fmt::format("gradients {}", b), model);
+      buckets_[b].label = model.called(fmt::format("gradients {}", b));
   }
   static void wait(Bucket& bucket) {
     bucket.work.wait();
@@ -455,7 +491,8 @@ class GradientBuckets final : public GradSink,
   }
   void share_buffers() const {
     if (buffers_.empty() || alone()) return;
-    share(shared_buffers(), group_, {.label = "buffers", .channel = channel_}, join_ ? first_of(in_) : 0);
+    share(shared_buffers(), group_, {.label = model_.called("buffers"), .channel = channel_},
+          join_ ? first_of(in_) : 0);
   }
   void hand_out(Bucket& bucket) {
     const std::vector<bool> used = used_by_any(bucket);
@@ -493,6 +530,7 @@ class GradientBuckets final : public GradSink,
   }
   /// Returns the leaves that gradients came for. Calls that are still under way keep their memory.
   std::vector<Leaf*> end_run() noexcept {
+    std::erase(replicas().in_turn, this);
     run_ = 0;
     begun_ = false;
     reached_ = 0;
@@ -512,7 +550,7 @@ class GradientBuckets final : public GradSink,
   Ranks ranks_;
   std::uint64_t number_;
   ModelNumbers numbers_;
-  int model_ = 0;  ///< its number among the ranks, by which calls are named
+  ModelNumber model_;  ///< among the ranks, by which calls are named
   int channel_;
   StepCheck step_check_;
   std::vector<Entry> entries_;
@@ -524,8 +562,9 @@ class GradientBuckets final : public GradSink,
   bool synchronising_ = true;
   std::vector<Leaf*> arrived_;  // in the backward under way, which holds them
 
-  std::uint64_t run_ = 0;  ///< the backward under way; 0: none
-  bool begun_ = false;     ///< it
+  std::uint64_t run_ = 0;    ///< the backward under way; 0: none
+  std::uint64_t place_ = 0;  ///< of the last forward that one may come through
+  bool begun_ = false;       ///< it
   std::shared_ptr<Mark> mark_;
   bool run_synchronises_ = true;
   std::size_t next_ = 0;  ///< bucket to reduce next

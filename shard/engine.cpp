@@ -29,13 +29,18 @@ Group Engine::block_of(const Group& shard, int ranks) {
 }
 
 int Engine::count_model(const Group& ranks) {
-  std::erase_if(models_, [&](const ModelNumber& last) {
+  std::erase_if(models_, [&](const ModelAmong& last) {
     return last.ranks.expired() || (watches(last.ranks, ranks) && last.key != ranks.key());
   });
-  for (ModelNumber& last : models_)
-    if (last.key == ranks.key()) return ++last.number;
-  models_.push_back({ranks.watch(), ranks.key(), 1});
+  for (ModelAmong& last : models_)
+    if (last.key == ranks.key()) return ++last.number.model;
+  models_.push_back({ranks.watch(), ranks.key(), {1}});
   return 1;
+}
+
+void Engine::count_as_one(const GroupKey& ranks, int first, std::ptrdiff_t models) {
+  for (ModelAmong& last : models_)
+    if (last.key == ranks && last.number.model == first + models - 1) last.number.model = first;
 }
 
 /// What was gathered or guessed before a fault is not what the peers have; nor need they have come to
@@ -322,6 +327,7 @@ void Engine::finish(std::uint64_t run) {
     for (const auto& group : groups) group->gradients().commit();
   early_.over();
   const Plan done = std::move(b->plan);
+  for (const auto& root : alive<Root>(roots_)) root->backward_over(b->records);
   backward_.reset();
   for (const auto& [gathered, until] : done.held()) gathered->end(Lease::backward);
   std::vector<Gradients::Added> added;  // of all groups before the first hook, which may throw

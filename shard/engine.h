@@ -72,6 +72,8 @@ class Engine {
   /// How many models there are among `ranks` with one more. The count begins anew with a renewal: before it
   /// some ranks may have come further than others.
   int count_model(const Group& ranks);
+  /// The last `models` that were counted, from number `first` on, are one; unless others are among them.
+  void count_as_one(const GroupKey& ranks, int first, std::ptrdiff_t models);
   std::uint64_t next_record() { return ++last_record_; }
 
   /// The program asks for a group: begins to gather it, for its module's next forward or until `reshard`.
@@ -141,7 +143,7 @@ class Engine {
   std::vector<std::weak_ptr<Root>> roots_;
   std::vector<std::weak_ptr<Unit>> units_;
   std::vector<Block> blocks_;
-  std::vector<ModelNumber> models_;  ///< the last one's among each group of ranks
+  std::vector<ModelAmong> models_;  ///< the last one among each group of ranks
   std::uint64_t last_record_ = 0;
   std::optional<Backward> backward_;
   EarlySteps early_{*this};

@@ -153,7 +153,7 @@ void ParameterGroup::set_name(std::string module) {
   name_ = std::make_shared<const CallName>(CallName{.module = std::move(module)});
 }
 
-void ParameterGroup::set_name_in_root(std::string module) {
+void ParameterGroup::set_name_in_model(std::string module) {
   name_ =
       std::make_shared<const CallName>(CallName{.module = std::move(module),
                                                 .on_shard = root_->numbers().among(spec_.ranks.shard),

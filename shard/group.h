@@ -123,10 +123,9 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   const std::shared_ptr<const CallName>& name() const { return name_; }
   const std::shared_ptr<Root>& root() const { return root_; }
   void set_root(std::shared_ptr<Root> root);
-  /// While its root has not run.
+  /// Before it is in a model, and after a renewal until that runs.
   void set_name(std::string module);
-  /// As a part of a model that runs.
-  void set_name_in_root(std::string module);
+  void set_name_in_model(std::string module);
   /// Takes over what a group with the same members was told and kept; `change` makes of its gradients what
   /// was made of its shard.
   void take_over(ParameterGroup& old, const std::function<Tensor(const Tensor&)>& change);

@@ -25,7 +25,9 @@ struct Sharers {
   std::vector<std::size_t> index{};  ///< in the optimizer's list
   std::vector<nn::Parameter> parameters{};
 
-  CallOptions call() const { return {.label = "bring up", .channel = sharded ? gather_channel : 0}; }
+  CallOptions call() const {
+    return {.label = called_of(parameters.front(), "bring up"), .channel = sharded ? gather_channel : 0};
+  }
 };
 
 /// Who shares a parameter; none: nobody.

@@ -65,17 +65,18 @@ namespace {
 std::vector<double> steps_taken(const std::vector<nn::Parameter>& params, const Entries& own,
                                 std::string_view first_name) {
   std::vector<double> steps;
-  std::vector<Group> groups;
+  std::vector<std::pair<Group, nn::Parameter>> groups;  // with the first parameter of each
   for (std::size_t i = 0; i < params.size(); ++i) {
     const auto step = own.find(state_entry(i, "step"));
     const bool here = own.contains(state_entry(i, first_name));
     steps.push_back(!here ? -1 : step == own.end() ? 0 : step->second.item());
     const Group* group = shard_group_of(params[i]);
-    if (group != nullptr && std::ranges::find(groups, *group) == groups.end()) groups.push_back(*group);
+    const auto known = [&](const auto& other) { return other.first == *group; };
+    if (group != nullptr && std::ranges::none_of(groups, known)) groups.emplace_back(*group, params[i]);
   }
-  for (const Group& group : groups) {
+  for (const auto& [group, first] : groups) {
     const Tensor most = Tensor::from(steps, {std::ssize(steps)}, Device::cpu());
-    group.all_reduce(most, ReduceOp::max(), {.label = "optimizer state"});
+    group.all_reduce(most, ReduceOp::max(), {.label = called_of(first, "optimizer state")});
     const std::vector<double> of_all = most.to_vector<double>();
     for (std::size_t i = 0; i < params.size(); ++i)
       if (const Group* its = shard_group_of(params[i]); its != nullptr && *its == group) steps[i] = of_all[i];

@@ -54,6 +54,9 @@ class Record final : public EngineSink {
   void add(Gathered& gathered, Moment moment) { add(use_of(gathered, moment)); }
   /// Of uses that begin nothing and end nowhere the first of a group says all.
   static void add_unless_used(std::vector<Use>& uses, const Use& use);
+  bool has(const Use& use) const {
+    return std::ranges::any_of(uses_, [&](const Use& u) { return u.place == use.place; });
+  }
   /// After the forward: graphs that keep the groups of its record keep this one too.
   void add_unless_used(const Use& use);
   /// Its last use ends; or, where it is read after the forward, has no end.

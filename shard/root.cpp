@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include "autograd/autograd.h"
@@ -105,20 +106,47 @@ void Root::end_listed() {
       if (const auto gathered = weak.lock()) gathered->end(Lease::list);
 }
 
-int ModelNumbers::among(const Group& ranks) {
-  if (!ranks.defined()) return 0;
-  for (const ModelNumber& known : known_)
-    if (known.key == ranks.key()) return known.number;
+ModelAmong* ModelNumbers::find(const GroupKey& key) {
+  const auto known = std::ranges::find(known_, key, &ModelAmong::key);
+  return known != known_.end() ? &*known : nullptr;
+}
+
+ModelNumber ModelNumbers::among(const Group& ranks) {
+  if (!ranks.defined()) return {};
+  if (const ModelAmong* known = find(ranks.key())) return known->number;
   std::erase_if(known_,
-                [&](const ModelNumber& old) { return old.ranks.expired() || watches(old.ranks, ranks); });
-  known_.push_back({ranks.watch(), ranks.key(), Engine::current().count_model(ranks)});
+                [&](const ModelAmong& old) { return old.ranks.expired() || watches(old.ranks, ranks); });
+  known_.push_back({ranks.watch(), ranks.key(), {Engine::current().count_model(ranks)}});
   return known_.back().number;
 }
 
+/// The first of their numbers is that of all of them. The others are given to later models if none that is
+/// not a part has come between.
+void ModelNumbers::take(std::span<ModelNumbers* const> parts) {
+  for (const ModelNumbers* part : parts) take_over(*part);
+  for (ModelAmong& own : known_) {
+    std::set<int> numbers{own.number.model};
+    for (ModelNumbers* part : parts)
+      if (const ModelAmong* its = part->find(own.key)) numbers.insert(its->number.model);
+    own.number = {*numbers.begin()};
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      if (ModelAmong* its = parts[i]->find(own.key))
+        its->number = {own.number.model, static_cast<int>(i) + 1};
+    Engine::current().count_as_one(own.key, *numbers.begin(), std::ssize(numbers));
+  }
+}
+
+void ModelNumbers::take_over(const ModelNumbers& part) {
+  for (const ModelAmong& its : part.known_)
+    if (find(its.key) == nullptr) known_.push_back({its.ranks, its.key, {its.number.model}});
+}
+
 void Root::take_over(Root& inner) {
+  numbers_.take_over(inner.numbers_);
   inner.end_listed();
   left_ = std::min(left_, inner.left_);
   std::ranges::move(std::exchange(inner.outside_, {}), std::back_inserter(outside_));
+  std::ranges::move(std::exchange(inner.records_, {}), std::back_inserter(records_));
 }
 
 // ---- forward ----
@@ -126,6 +154,7 @@ void Root::take_over(Root& inner) {
 void Root::enter(Engine& engine, std::span<const std::shared_ptr<ParameterGroup>> tied) {
   if (depth_++ > 0) return;
   now_ = std::make_shared<Record>(engine.next_record());
+  remember(records_, now_);
   departed_ = false;
   // What was read since the last forward is here on every rank, but for one that wrote its part.
   end_listed();
@@ -137,7 +166,7 @@ void Root::enter(Engine& engine, std::span<const std::shared_ptr<ParameterGroup>
     });
   drop_stale(kept);
   find_kept(kept);
-  for (Record::Use& use : std::exchange(outside_, {})) now_->add(std::move(use));
+  for (const Record::Use& use : outside_) now_->add(use);
   for (const auto& group : tied) now_->add(group->in_use(), Moment::tied);
   now_->begin_list();
 }
@@ -234,13 +263,21 @@ void Root::unshard(Engine& engine, Gathered& gathered) {
   gathered.show();
 }
 
-/// Between two forwards: backwards through either may come to it, on some ranks and not on others.
+/// Between two forwards: backwards through any of those before and after may come to it, on some ranks and
+/// not on others.
 void Root::read_outside(Gathered& gathered) {
-  if (last_) last_->read_later(gathered);
+  const auto before = alive<Record>(records_);
+  for (const auto& record : before) record->read_later(gathered);
   const Record::Use use = Record::use_of(gathered, Moment::tied);
   if (!use.planned) return;
-  if (last_) last_->add_unless_used(use);
+  for (const auto& record : before) record->add_unless_used(use);
   Record::add_unless_used(outside_, use);  // a module that never runs is read without end
+}
+
+void Root::backward_over(std::span<Record* const> records) {
+  std::erase_if(outside_, [&](const Record::Use& use) {
+    return std::ranges::any_of(records, [&](const Record* record) { return record->has(use); });
+  });
 }
 
 void Root::read(Engine& engine, Gathered& gathered) {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "shard/call_name.h"
 #include "shard/group.h"
 #include "shard/record.h"
 
@@ -24,11 +25,11 @@ struct SchedulePolicy {
   BackwardPrefetch backward_prefetch = 1;
 };
 
-/// Of a model among ranks since their last renewal, or the last one's.
-struct ModelNumber {
+/// A model among ranks since their last renewal.
+struct ModelAmong {
   std::weak_ptr<const void> ranks;
   GroupKey key;  ///< theirs, another one since each renewal
-  int number;
+  ModelNumber number;
 };
 
 /// Whether a `Group::watch` is of `group`.
@@ -40,12 +41,17 @@ inline bool watches(const std::weak_ptr<const void>& watch, const Group& group) 
 /// Of one model among the groups of ranks that it has.
 class ModelNumbers {
  public:
-  /// Which of the models that ran outermost among `ranks` since their last renewal it is, from 1; the same on
-  /// all of them, which come here in one order. 0 for no group.
-  int among(const Group& ranks);
+  /// Which of the models among `ranks` it is. Counts it if it is new to them: when it is made, or first runs
+  /// after a renewal.
+  ModelNumber among(const Group& ranks);
+  /// Those of `parts` are parts of it: they were counted before.
+  void take(std::span<ModelNumbers* const> parts);
+  /// Of ranks to which it is new.
+  void take_over(const ModelNumbers& part);
 
  private:
-  std::vector<ModelNumber> known_;
+  ModelAmong* find(const GroupKey& key);
+  std::vector<ModelAmong> known_;
 };
 
 /// Its forwards gather by one cursor: what needs a group names a place, and only `advance` posts, that place
@@ -97,6 +103,8 @@ class Root {
   }
   /// After a fault: nothing that was guessed counts.
   void renewed() { last_ = nullptr, outside_.clear(); }
+  /// One through forwards of all roots that has ended. What it could come to is of no later forward.
+  void backward_over(std::span<Record* const> records);
   /// Gives back what was gathered ahead, or read outside its module.
   void end_listed();
 
@@ -116,9 +124,11 @@ class Root {
   std::vector<std::weak_ptr<ParameterGroup>> groups_;
   int depth_ = 0;
   std::shared_ptr<Record> now_, last_;
-  std::vector<Record::Use> outside_;  ///< between the last forward and the next, whose record takes it over
-  std::uint64_t left_ = 0;            ///< place at which the last forward ended
-  bool departed_ = false;             ///< this forward, from the last one's list
+  std::vector<std::weak_ptr<Record>> records_;  ///< of forwards whose graphs may be there
+  /// Reads outside all forwards that no backward was over yet: forwards to come have them too.
+  std::vector<Record::Use> outside_;
+  std::uint64_t left_ = 0;  ///< place at which the last forward ended
+  bool departed_ = false;   ///< this forward, from the last one's list
   // Leased by the list: gathered ahead, and read outside their modules at the cursor.
   std::vector<std::weak_ptr<Gathered>> ahead_, reads_;
 };

@@ -36,6 +36,11 @@ ParameterGroup* group_of(const nn::Parameter& parameter) {
   return unit != nullptr ? unit->stepped_at(parameter).members->group.get() : nullptr;
 }
 
+std::string called_of(const nn::Parameter& parameter, std::string what) {
+  const ParameterGroup* group = group_of(parameter);
+  return group != nullptr ? group->name()->on_shard.called(std::move(what)) : what;
+}
+
 std::vector<NamedUnit> units_of(nn::Module& module) {
   std::vector<NamedUnit> units;
   for (const nn::NamedModule& m : module.named_modules())
@@ -58,7 +63,23 @@ std::shared_ptr<Unit> Unit::make(UnitPolicy policy, std::vector<Members> members
   auto unit = std::make_shared<Unit>(std::move(policy), std::move(members));
   Engine::current().add(unit, unit->root_);
   unit->root_->add(unit);
+  unit->number();
   return unit;
+}
+
+void Unit::number() const {
+  for (const auto& group : groups_) group->set_name_in_model(group->label());
+}
+
+void Unit::take_into_model(std::span<Unit* const> below) {
+  std::vector<ModelNumbers*> parts;
+  for (const Unit* unit : below)
+    if (ModelNumbers* const part = &unit->root_->numbers();
+        unit->root_ != root_ && std::ranges::find(parts, part) == parts.end())
+      parts.push_back(part);
+  root_->numbers().take(parts);
+  number();
+  for (const Unit* unit : below) unit->number();
 }
 
 Unit::~Unit() {
@@ -273,7 +294,7 @@ void Unit::join(const Unit& outer, std::string_view name) {
   compute_in(root_->precision());
   for (const auto& group : groups_) {
     group->set_root(root_);
-    group->set_name_in_root(label_.empty() ? "root" : label_);
+    group->set_name_in_model(label_.empty() ? "root" : label_);
   }
 }
 

@@ -86,6 +86,8 @@ class Unit final : public nn::ModuleExtension,
   /// The same, a flat one's for its group's first: where its gradient and its ranks are.
   Place stepped_at(const nn::Parameter& parameter) const;
   void set_order(const nn::Parameter& parameter, MemberOrder order);
+  /// Modules within its own that were sharded before it are parts of one model.
+  void take_into_model(std::span<Unit* const> below);
   /// Members that have it, also by ties, beside those that are known: of modules that run elsewhere too.
   void add_slots(const nn::Parameter& parameter, const std::vector<Slot>& slots);
   /// Members that have parameters of others now (`held`) are theirs. A parameter without a member keeps a
@@ -175,6 +177,7 @@ class Unit final : public nn::ModuleExtension,
   [[noreturn]] void fail_changed(const std::string& name) const;
   void use(Members& members);
   void begin_root(nn::Module& root);
+  void number() const;
   void apply_synchronising();
   void check_values(const nn::Module& module, std::span<Tensor* const> inputs) const;
   void cast_inputs(std::span<Tensor* const> inputs, bool root) const;
@@ -205,6 +208,8 @@ Unit* unit_of(const nn::Module& module);
 Unit* unit_of(const nn::Parameter& parameter);
 /// The group that has a parameter, or that it is the flat one of; null for one that no unit keeps.
 ParameterGroup* group_of(const nn::Parameter& parameter);
+/// `what`, with the number of the parameter's model among the ranks that have its shards.
+std::string called_of(const nn::Parameter& parameter, std::string what);
 /// Those of `module` and below.
 struct NamedUnit {
   std::string name;

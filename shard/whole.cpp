@@ -66,9 +66,10 @@ Tensor gather_whole(const nn::Parameter& p, const Tensor& given) {
   const TensorOptions like{part.dtype(), part.device()};
   const Tensor mine = zeros({longest}, like), all = empty({longest * partition.ranks()}, like);
   copy_(narrow(mine, 0, 0, part.numel()), reshape(part, {-1}));
-  group->all_gather(all, mine,
-                    {.label = fmt::format("whole values of {}", members->group->spec().names[index]),
-                     .channel = gather_channel});
+  group->all_gather(
+      all, mine,
+      {.label = called_of(p, fmt::format("whole values of {}", members->group->spec().names[index])),
+       .channel = gather_channel});
   const Tensor whole = empty({p.numel()}, like);
   for (int rank = 0; rank < partition.ranks(); ++rank) {
     const OwnedPart owned = partition.part(static_cast<int>(index), rank);

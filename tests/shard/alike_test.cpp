@@ -61,17 +61,6 @@ struct Model final : nn::Layer<Model> {
   }
 };
 
-template <class E>
-void expect_refused(const std::function<void()>& act, std::string_view words) {
-  std::string line = "nothing was thrown";
-  try {
-    act();
-  } catch (const E& e) {
-    line = e.what();
-  }
-  expect(line.find(words) != line.npos, "instead of '{}': {}", words, line);
-}
-
 }  // namespace
 
 TEST_CASE("a tie across two models that is replaced in one of them is refused, and neither is changed") {

@@ -1,9 +1,11 @@
 // Ranks that came apart, by a fault or by what their graphs hold, go on with the same calls: numbers and
 // names of models, parts of roots, what was read before other forwards, and ends of backwards of two kinds.
 #include <atomic>
+#include <set>
 #include <thread>
 
 #include "autograd/autograd.h"
+#include "collectives/observe.h"
 #include "shard/data_parallel.h"
 #include "shard/fully_shard.h"
 #include "shard/summon.h"
@@ -196,6 +198,110 @@ TEST_CASE("backwards of a sharded model and of replicas end alike, in whichever 
         const Tensor loss = (mine & 4) != 0 ? add(of_s, of_r) : add(of_r, of_s);
         loss.backward();
         world.group().barrier();
+      }
+  });
+}
+
+TEST_CASE("like models that a rank runs first in another order than it made them are told apart") {
+  using Run = std::function<void(Pair&)>;
+  const std::array<Run, 5> first_runs = {
+      [](Pair& net) { plain_loss(net, 0).backward(); },
+      [](Pair& net) {
+        shard::unshard(net.second);
+        net.second(input_of(0));
+      },
+      [](Pair& net) { net.second(input_of(0)); },
+      [](Pair& net) { shard::full_state_dict(net); },
+      [](Pair& net) { shard::grad_norm(net.parameters()); },
+  };
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    const auto expect_told_apart = [&](const Run& run, const std::function<Pair(const Pair&)>& another) {
+      const auto unlike = [&] {
+        Pair one = seeded();
+        shard_pair(one, {.layout = layout});
+        Pair two = another(one);
+        run(world.rank() == 0 ? two : one);
+        world.group().barrier();
+      };
+      expect_refused<CollectiveError>(unlike, " of model ");
+      world.mesh().renew();
+    };
+    for (const Run& run : first_runs) {
+      expect_told_apart(run, [&](const Pair&) {
+        Pair two = seeded();
+        shard_pair(two, {.layout = layout});
+        return two;
+      });
+      expect_told_apart(run, [](const Pair& one) { return one.clone(); });
+    }
+  });
+}
+
+TEST_CASE("parts of a model that a rank runs in another order are told apart") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    const auto unlike = [&] {
+      Pair net = seeded();
+      shard_pair(net, {.layout = layout});
+      (world.rank() == 0 ? net.first : net.second)(input_of(0));
+      world.group().barrier();
+    };
+    expect_refused<CollectiveError>(unlike, "part ");
+    world.mesh().renew();
+  });
+}
+
+TEST_CASE("models count as they are made, their parts with them") {
+  on_ranks([](World&, shard::GroupLayout layout) {
+    std::vector<Pair> nets;
+    for (int i = 0; i < 3; ++i) {
+      nets.push_back(seeded());
+      shard_pair(nets.back(), {.layout = layout});
+    }
+    std::set<std::string> labels;
+    const Interception hears([&](const ObservedCall& call, const Interception::Proceed& proceed) {
+      labels.insert(call.collective.label);
+      proceed(call.collective);
+    });
+    const auto names = [&](const std::string& label) {
+      return std::ranges::count_if(labels, [&](const auto& l) { return l.starts_with(label); });
+    };
+    nets[2].first(input_of(0));
+    expect(names("root, part 1 of model 3") == 1, "{}", fmt::join(labels, "; "));
+    for (const int net : {2, 1, 0}) nets[static_cast<std::size_t>(net)](input_of(0));
+    for (const char* label : {"second of model 3", "second of model 2", "second"})
+      expect(labels.contains(label), "{} is not in: {}", label, fmt::join(labels, "; "));
+  });
+}
+
+TEST_CASE("what is read before two forwards of one loss is used on some ranks") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const int user : {0, 1})
+      for (const int used : {0, 1, 2}) {
+        Pair net = seeded();
+        shard_pair(net, {.layout = layout});
+        const auto loss_of = [&](Pair& of, int rank) {
+          const Tensor term = sum(square(of.first.weight.tensor()));
+          const Tensor one = plain_loss(of, rank), two = plain_loss(of, rank);
+          const Tensor loss = used == 0 ? add(one, two) : used == 1 ? one : two;
+          return rank == user ? add(loss, term) : loss;
+        };
+        for (int step = 0; step < 2; ++step) expect_averages(net, world, loss_of, "read before");
+      }
+  });
+}
+
+TEST_CASE(
+    "two objects of data parallelism end in one order, though one rank's loss comes of one's mark alone") {
+  on_ranks([](World& world, shard::GroupLayout) {
+    for (const int user : {0, 1})
+      for (const bool swapped : {false, true}) {
+        Pair one = seeded(), two = seeded();
+        const shard::DataParallel of_one(one, world.group()), of_two(two, world.group());
+        const auto [a, x] = one(input_of(0));
+        const auto [b, y] = two(input_of(1));
+        const Tensor second = sum(world.rank() == user ? b : y);
+        (swapped ? add(second, sum(a)) : add(sum(a), second)).backward();
+        expect(one.first.weight.grad().defined(), "no gradient");
       }
   });
 }

@@ -3,6 +3,9 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
 
 #include "tests/catch.h"
 #include "tests/ranks.h"
@@ -19,6 +22,18 @@ void on_ranks(F&& body) {
       INFO(ranks << " ranks, " << (layout == shard::GroupLayout::flat ? "flat" : "per parameter"));
       CHECK_NOTHROW(run_ranks(ranks, [&](World& world) { body(world, layout); }));
     }
+}
+
+/// `act` throws an E whose text has `words`.
+template <class E>
+void expect_refused(const std::function<void()>& act, std::string_view words) {
+  std::string line = "nothing was thrown";
+  try {
+    act();
+  } catch (const E& e) {
+    line = e.what();
+  }
+  expect(line.find(words) != line.npos, "instead of '{}': {}", words, line);
 }
 
 /// Widths whose gathers travel inside a post, and beside it.
