@@ -1,7 +1,11 @@
 // What all ranks call the calls of a model's parameters.
 #pragma once
 
+#include <cstdint>
+#include <cstring>
 #include <string>
+
+#include "collectives/group_key.h"
 
 namespace sherd::shard {
 
@@ -18,6 +22,13 @@ struct ModelNumber {
     return name;
   }
 };
+
+/// The same on all ranks with that key, whatever was made and lost on some of them before they had it.
+inline std::uint64_t identity_of(const GroupKey& ranks, ModelNumber number) {
+  std::uint64_t begin = 0;
+  std::memcpy(&begin, ranks.data(), sizeof begin);
+  return (begin + static_cast<std::uint64_t>(number.model)) >> 2;  // less than what stands for none
+}
 
 /// Of a group of parameters.
 struct CallName {

@@ -38,8 +38,7 @@ class GradientBuckets;
 /// Those of a rank. In a backward that reaches several each makes its calls before the next one: what was
 /// forwarded last goes first, whatever this rank's graph brings first.
 struct Replicas {
-  std::uint64_t made = 0;
-  std::vector<GradientBuckets*> in_turn{};  ///< that backwards under way reach
+  std::vector<GradientBuckets*> in_turn;  ///< that backwards under way reach
 };
 
 /// The gradients of all parameters, in the order in which a backward tends to bring them: last parameter
@@ -58,7 +57,6 @@ class GradientBuckets final : public GradSink,
         buffers_(std::move(buffers)),
         group_(std::move(group)),
         ranks_{.shard = {}, .replicas = group_, .block = {}},
-        number_(++replicas().made),
         channel_(options.channel),
         static_graph_(options.static_graph) {
     std::ranges::reverse(parameters);
@@ -76,6 +74,7 @@ class GradientBuckets final : public GradSink,
       bucket.numel += p.numel();
     }
     name_buckets();
+    identity_ = identity_of(group_.key(), model_);
   }
 
   /// Makes `self`, which is this object, the sink of its parameters.
@@ -135,7 +134,7 @@ class GradientBuckets final : public GradSink,
     if (std::exchange(run_, pass.number) == pass.number) return;
     auto& all = replicas().in_turn;
     const auto later = [](const GradientBuckets* one, const GradientBuckets* other) {
-      return std::pair(one->place_, one->number_) > std::pair(other->place_, other->number_);
+      return std::pair(one->place_, one->model_.model) > std::pair(other->place_, other->model_.model);
     };
     all.insert(std::ranges::lower_bound(all, this, later), this);
   }
@@ -342,7 +341,7 @@ class GradientBuckets final : public GradSink,
     }
     if (alone() || !step_check_.due()) return;
     const std::string model(*module_ == nullptr ? "the module" : (*module_)->type_name());
-    Compared c{"data parallel", model, number_, ranks_, channel_};
+    Compared c{"data parallel", model, identity_, ranks_, channel_};
     for (const Entry& entry : entries_) {
       c.parameters.push_back(entry.parameter);
       c.gradients.push_back(averages_in(entry));
@@ -548,7 +547,7 @@ class GradientBuckets final : public GradSink,
   std::vector<Tensor> buffers_;  ///< to share, should the module be gone; none: nothing is shared
   Group group_;
   Ranks ranks_;
-  std::uint64_t number_;
+  std::uint64_t identity_;
   ModelNumbers numbers_;
   ModelNumber model_;  ///< among the ranks, by which calls are named
   int channel_;

@@ -121,12 +121,12 @@ std::string by_rank(const Compared& c, const Range& here, bool broken_off = fals
 }
 
 void compare_steps(const Compared& c) {
-  const Numbers model{static_cast<std::int64_t>(c.number), std::ssize(c.parameters)};
+  const Numbers model{static_cast<std::int64_t>(c.identity), std::ssize(c.parameters)};
   for (const Range& r : over_ranks(model, c.ranks, {.label = "model after renew", .channel = c.channel}))
     check<StateError>(r.alike(),
-                      "{}: ranks go on with calls of several models after renew(), here of {}, which is "
-                      "number {} of this rank and has {} parameters; go on at one place on every rank",
-                      c.call, c.model, c.number, c.parameters.size());
+                      "{}: ranks go on with calls of several models after renew(), here of {}, which has {} "
+                      "parameters; go on at one place on every rank",
+                      c.call, c.model, c.parameters.size());
   const Numbers mine = numbers_of(c.parameters);
   const std::vector<Range> ranges =
       over_ranks(mine, c.ranks, {.label = "steps after renew", .channel = c.channel});

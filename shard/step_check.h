@@ -32,7 +32,7 @@ class StepCheck {
 /// What is compared, and over which ranks.
 struct Compared {
   std::string_view call, model;
-  std::uint64_t number;  ///< of the model among those of the rank
+  std::uint64_t identity;  ///< of the model, alike on all ranks
   const Ranks& ranks;
   int channel;
   std::vector<nn::Parameter> parameters{};  ///< that are stepped

@@ -290,18 +290,69 @@ TEST_CASE("what is read before two forwards of one loss is used on some ranks") 
   });
 }
 
+TEST_CASE("two objects of data parallelism average in one order, whichever forwards a rank's loss has") {
+  using Loss = std::function<Tensor(Pair&, Pair&, int rank)>;
+  const auto parts = [](Pair& one, Pair& two) {
+    return std::array{sum(square(one(input_of(0)).first)), sum(square(two(input_of(1)).first)),
+                      sum(square(one(input_of(2)).first))};
+  };
+  std::vector<Loss> losses;
+  for (const int apart : {0, 1}) {
+    for (const std::size_t left_out : {std::size_t{0}, std::size_t{1}, std::size_t{2}})
+      losses.emplace_back([=](Pair& one, Pair& two, int rank) {
+        auto all = parts(one, two);
+        if (rank == apart) all[left_out] = mul(all[left_out], 0);
+        if (rank == apart && left_out == 0) return add(all[1], all[2]);
+        if (rank == apart && left_out == 2) return add(all[0], all[1]);
+        return add(add(all[0], all[1]), all[2]);
+      });
+    // By the mark alone, in the loss before or after the other one.
+    for (const bool swapped : {false, true})
+      losses.emplace_back([=](Pair& one, Pair& two, int rank) {
+        const Tensor a = sum(one(input_of(0)).first);
+        const auto [y, of_none] = two(input_of(1));
+        const Tensor b = sum(rank == apart ? of_none : y);
+        return swapped ? add(b, a) : add(a, b);
+      });
+  }
+  on_ranks([&](World& world, shard::GroupLayout) {
+    Pair one = seeded(), two = seeded(), hand_one = seeded(), hand_two = seeded();
+    const shard::DataParallel of_one(one, world.group()), of_two(two, world.group());
+    for (const Loss& loss : losses) {
+      loss(one, two, world.rank()).backward();
+      const auto expect_average = [&](Pair& net, Pair& by_hand) {
+        const auto backward = [&](int rank) { loss(hand_one, hand_two, rank).backward(); };
+        expect_gradients(net, world, average_by_hand(by_hand, world.size(), backward), "two objects");
+      };
+      expect_average(one, hand_one);
+      expect_average(two, hand_two);
+      for (Pair* net : {&one, &two}) net->zero_grad();
+    }
+  });
+}
+
 TEST_CASE(
-    "two objects of data parallelism end in one order, though one rank's loss comes of one's mark alone") {
-  on_ranks([](World& world, shard::GroupLayout) {
-    for (const int user : {0, 1})
-      for (const bool swapped : {false, true}) {
-        Pair one = seeded(), two = seeded();
-        const shard::DataParallel of_one(one, world.group()), of_two(two, world.group());
-        const auto [a, x] = one(input_of(0));
-        const auto [b, y] = two(input_of(1));
-        const Tensor second = sum(world.rank() == user ? b : y);
-        (swapped ? add(second, sum(a)) : add(sum(a), second)).backward();
-        expect(one.first.weight.grad().defined(), "no gradient");
-      }
+    "a model that some ranks alone had made before a fault is compared with none of the others' after it") {
+  Parting part;
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    for (const bool replicas : {false, true}) {
+      std::optional<shard::DataParallel> of_net;
+      const auto share = [&](Pair& net) {
+        if (replicas)
+          of_net.emplace(net, world.group());
+        else
+          shard_pair(net, {.layout = layout});
+      };
+      part(world, [&] {
+        Pair lost = seeded();
+        share(lost);
+      });
+      of_net.reset();
+      Pair net = seeded();
+      share(net);
+      expect_training(net, world, "made after a fault");
+      part(world, [] {});
+      expect_training(net, world, "after the next one");
+    }
   });
 }
