@@ -17,7 +17,7 @@
 namespace sherd::shard {
 namespace {
 
-/// How many modules this rank has sharded without ranks.
+/// How many modules this rank has sharded.
 struct BuildCounter {
   std::uint64_t last = 0;
 };
@@ -257,7 +257,8 @@ Options with_devices(Options options) {
 
 /// Numbers all parameters of a module in the order of its members, also those of units within, and says which
 /// members have them.
-void number(std::span<const FoundParameter> parameters, std::uint64_t root) {
+void number(std::span<const FoundParameter> parameters) {
+  const std::uint64_t root = ++Context::current().slot<BuildCounter>().last;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const nn::Parameter& p = parameters[i].member->object();
     if (auto* unit = dynamic_cast<Unit*>(p.owner())) {
@@ -392,9 +393,7 @@ void build_unit(nn::Module& module, const Options& given, const UnitForm& form) 
   for (const NamedUnit& inner : units_of(module)) below.push_back(inner.unit);
   unit->take_into_model(below);
   module.extend(unit);
-  const Group& all_of_model = ranks.shard.defined() ? ranks.shard : ranks.replicas;
-  number(all, all_of_model.defined() ? identity_of(all_of_model.key(), unit->number_among(all_of_model))
-                                     : ++Context::current().slot<BuildCounter>().last);
+  number(all);
 }
 
 }  // namespace sherd::shard

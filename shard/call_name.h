@@ -24,11 +24,16 @@ struct ModelNumber {
 };
 
 /// The same on all ranks with that key, whatever was made and lost on some of them before they had it.
-inline std::uint64_t identity_of(const GroupKey& ranks, ModelNumber number) {
+inline std::int64_t identity_of(const GroupKey& ranks, ModelNumber number) {
   std::uint64_t begin = 0;
   std::memcpy(&begin, ranks.data(), sizeof begin);
-  return (begin + static_cast<std::uint64_t>(number.model)) >> 2;  // less than what stands for none
+  return static_cast<std::int64_t>(begin >> 2) + number.model;  // more than what stands for none
 }
+
+/// Of a model when it was made, among the ranks that it has.
+struct Identity {
+  std::int64_t on_shard = 0, on_replicas = 0;
+};
 
 /// Of a group of parameters.
 struct CallName {

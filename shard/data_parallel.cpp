@@ -74,7 +74,7 @@ class GradientBuckets final : public GradSink,
       bucket.numel += p.numel();
     }
     name_buckets();
-    identity_ = identity_of(group_.key(), model_);
+    identity_ = {.on_replicas = identity_of(group_.key(), model_)};
   }
 
   /// Makes `self`, which is this object, the sink of its parameters.
@@ -547,7 +547,7 @@ class GradientBuckets final : public GradSink,
   std::vector<Tensor> buffers_;  ///< to share, should the module be gone; none: nothing is shared
   Group group_;
   Ranks ranks_;
-  std::uint64_t identity_;
+  Identity identity_;
   ModelNumbers numbers_;
   ModelNumber model_;  ///< among the ranks, by which calls are named
   int channel_;

@@ -161,8 +161,17 @@ void ParameterGroup::set_name_in_model(std::string module) {
                                                 .on_block = root_->numbers().among(spec_.ranks.block)});
 }
 
+void ParameterGroup::made_in_model() {
+  set_name_in_model(label());
+  const auto among = [](const Group& ranks, ModelNumber number) {
+    return ranks.defined() ? identity_of(ranks.key(), number) : 0;
+  };
+  identity_ = {among(spec_.ranks.shard, name_->on_shard), among(spec_.ranks.replicas, name_->on_replicas)};
+}
+
 void ParameterGroup::take_over(ParameterGroup& old, const std::function<Tensor(const Tensor&)>& change) {
   name_ = old.name_;
+  identity_ = old.identity_;
   switches = old.switches;
   step_check = old.step_check;
   gradients_.take_over(old.gradients_, change);

@@ -126,6 +126,9 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   /// Before it is in a model, and after a renewal until that runs.
   void set_name(std::string module);
   void set_name_in_model(std::string module);
+  /// It, or the module around its own, was sharded.
+  void made_in_model();
+  const Identity& identity() const { return identity_; }
   /// Takes over what a group with the same members was told and kept; `change` makes of its gradients what
   /// was made of its shard.
   void take_over(ParameterGroup& old, const std::function<Tensor(const Tensor&)>& change);
@@ -155,6 +158,7 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   DType compute_dtype_;
   std::vector<Tensor> locals_;
   std::shared_ptr<const CallName> name_ = std::make_shared<CallName>();
+  Identity identity_;
   std::shared_ptr<Root> root_;
   Gathered gathered_;
   std::optional<Gathered> in_full_;

@@ -121,12 +121,18 @@ std::string by_rank(const Compared& c, const Range& here, bool broken_off = fals
 }
 
 void compare_steps(const Compared& c) {
-  const Numbers model{static_cast<std::int64_t>(c.identity), std::ssize(c.parameters)};
-  for (const Range& r : over_ranks(model, c.ranks, {.label = "model after renew", .channel = c.channel}))
-    check<StateError>(r.alike(),
-                      "{}: ranks go on with calls of several models after renew(), here of {}, which has {} "
-                      "parameters; go on at one place on every rank",
-                      c.call, c.model, c.parameters.size());
+  const CallOptions call{.label = "model after renew", .channel = c.channel};
+  const auto alike = [&](std::int64_t identity, const Ranks& ranks) {
+    return std::ranges::all_of(over_ranks(Numbers{identity, std::ssize(c.parameters)}, ranks, call),
+                               &Range::alike);
+  };
+  const bool on_shard = alike(c.identity.on_shard, {.shard = c.ranks.shard, .replicas = {}, .block = {}});
+  const bool on_replicas =
+      alike(c.identity.on_replicas, {.shard = {}, .replicas = c.ranks.replicas, .block = {}});
+  check<StateError>(over_ranks(Numbers{on_shard && on_replicas}, c.ranks, call)[0].least == 1,
+                    "{}: ranks go on with calls of several models after renew(), here of {}, which has {} "
+                    "parameters; go on at one place on every rank",
+                    c.call, c.model, c.parameters.size());
   const Numbers mine = numbers_of(c.parameters);
   const std::vector<Range> ranges =
       over_ranks(mine, c.ranks, {.label = "steps after renew", .channel = c.channel});
@@ -245,7 +251,7 @@ std::deque<Compared> compared(std::string_view model, const Units& units) {
         return c.ranks.shard == ranks.shard && c.ranks.replicas == ranks.replicas;
       });
       if (list == lists.end()) {
-        lists.push_back({"fully_shard", model, m.order.empty() ? 0 : m.order[0].root, ranks, gather_channel});
+        lists.push_back({"fully_shard", model, m.group->identity(), ranks, gather_channel});
         list = lists.end() - 1;
       }
       if (m.flat.defined())

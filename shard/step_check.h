@@ -32,7 +32,7 @@ class StepCheck {
 /// What is compared, and over which ranks.
 struct Compared {
   std::string_view call, model;
-  std::uint64_t identity;  ///< of the model, alike on all ranks
+  Identity identity;  ///< of the model
   const Ranks& ranks;
   int channel;
   std::vector<nn::Parameter> parameters{};  ///< that are stepped

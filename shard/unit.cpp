@@ -68,7 +68,7 @@ std::shared_ptr<Unit> Unit::make(UnitPolicy policy, std::vector<Members> members
 }
 
 void Unit::number() const {
-  for (const auto& group : groups_) group->set_name_in_model(group->label());
+  for (const auto& group : groups_) group->made_in_model();
 }
 
 void Unit::take_into_model(std::span<Unit* const> below) {

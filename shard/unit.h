@@ -86,7 +86,6 @@ class Unit final : public nn::ModuleExtension,
   /// The same, a flat one's for its group's first: where its gradient and its ranks are.
   Place stepped_at(const nn::Parameter& parameter) const;
   void set_order(const nn::Parameter& parameter, MemberOrder order);
-  ModelNumber number_among(const Group& ranks) const { return root_->numbers().among(ranks); }
   /// Modules within its own that were sharded before it are parts of one model.
   void take_into_model(std::span<Unit* const> below);
   /// Members that have it, also by ties, beside those that are known: of modules that run elsewhere too.

@@ -356,3 +356,26 @@ TEST_CASE(
     }
   });
 }
+
+TEST_CASE("what was read between forwards changes no later backward than the next one") {
+  on_ranks([](World&, shard::GroupLayout layout) {
+    std::vector<std::vector<std::string>> orders;
+    for (const bool reads : {false, true}) {
+      Pair net = seeded();
+      shard_pair(net, {.layout = layout});
+      Tensor loss = plain_loss(net, 0);
+      if (reads) loss = add(loss, sum(square(net.second.weight.tensor())));
+      loss.backward();
+      plain_loss(net, 0).backward();  // lists of forwards are alike from the second one on
+      std::vector<std::string>& order = orders.emplace_back();
+      const Interception hears([&](const ObservedCall& call, const Interception::Proceed& proceed) {
+        const std::string& label = call.collective.label;
+        order.push_back(std::string(to_string(call.collective.kind)) +
+                        label.substr(0, label.find(" of model")));
+        proceed(call.collective);
+      });
+      plain_loss(net, 0).backward();
+    }
+    expect(orders[0] == orders[1], "{} and {}", fmt::join(orders[0], ", "), fmt::join(orders[1], ", "));
+  });
+}
