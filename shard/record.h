@@ -55,7 +55,9 @@ class Record final : public EngineSink {
   /// Of uses that begin nothing and end nowhere the first of a group says all.
   static void add_unless_used(std::vector<Use>& uses, const Use& use);
   bool has(const Use& use) const {
-    return std::ranges::any_of(uses_, [&](const Use& u) { return u.place == use.place; });
+    return std::ranges::any_of(uses_, [&](const Use& u) {
+      return u.place == use.place && u.gathered.lock() == use.gathered.lock();
+    });
   }
   /// After the forward: graphs that keep the groups of its record keep this one too.
   void add_unless_used(const Use& use);

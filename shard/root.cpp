@@ -165,8 +165,8 @@ void Root::enter(Engine& engine, std::span<const std::shared_ptr<ParameterGroup>
         kept.push_back(gathered.shared());
     });
   drop_stale(kept);
-  find_kept(kept);
   for (const Record::Use& use : outside_) now_->add(use);
+  find_kept(kept);
   for (const auto& group : tied) now_->add(group->in_use(), Moment::tied);
   now_->begin_list();
 }
@@ -179,7 +179,9 @@ void Root::find_kept(std::span<const std::shared_ptr<Gathered>> kept) {
     Record::Use use = Record::use_of(*gathered, Moment::tied);
     use.place = left_;
     if (!gathered->is_shard_itself()) use.since = gathered->since();
-    if (use.planned) now_->add(std::move(use));
+    if (!use.planned) continue;
+    now_->add(use);
+    Record::add_unless_used(outside_, use);
   }
 }
 
@@ -281,6 +283,8 @@ void Root::backward_over(std::span<Record* const> records) {
 }
 
 void Root::read(Engine& engine, Gathered& gathered) {
+  // What a backward gathered and left is here on ranks whose graphs read it, and nobody notices there.
+  if (gathered.on_its_way() && (gathered.leased(Lease::policy) || gathered.leased(Lease::forward))) return;
   const bool walking = engine.walking();
   if (walking || !now_) gathered.check_unwritten();
   if (!walking && !now_) read_outside(gathered);

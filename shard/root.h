@@ -125,7 +125,8 @@ class Root {
   int depth_ = 0;
   std::shared_ptr<Record> now_, last_;
   std::vector<std::weak_ptr<Record>> records_;  ///< of forwards whose graphs may be there
-  /// Reads outside all forwards that no backward was over yet: forwards to come have them too.
+  /// Reads outside all forwards, and what may have been read so without notice, that no backward was over
+  /// yet: forwards to come have them too.
   std::vector<Record::Use> outside_;
   std::uint64_t left_ = 0;  ///< place at which the last forward ended
   bool departed_ = false;   ///< this forward, from the last one's list

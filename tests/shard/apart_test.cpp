@@ -379,3 +379,25 @@ TEST_CASE("what was read between forwards changes no later backward than the nex
     expect(orders[0] == orders[1], "{} and {}", fmt::join(orders[0], ", "), fmt::join(orders[1], ", "));
   });
 }
+
+TEST_CASE("what a backward left is read alike where one rank's graph alone had read it") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const int used : {0, 1, 2})
+      for (const int reader : {0, 1}) {
+        Pair net = seeded();
+        shard_pair(net, {.layout = layout});
+        shard::set_reshard_after_backward(net, false);
+        Tensor x = input_of(0);
+        if (world.rank() == reader) x.requires_grad_();  // so its gradient reads the first weight
+        sum(net(x).first).backward();
+        shard::set_reshard_after_backward(net, true);
+        const auto loss_of = [&](Pair& of, int rank) {
+          const Tensor term = sum(square(of.first.weight.tensor()));
+          const Tensor one = plain_loss(of, rank), two = plain_loss(of, rank);
+          const Tensor loss = used == 0 ? add(one, two) : used == 1 ? one : two;
+          return rank == 0 ? add(loss, term) : loss;
+        };
+        for (int step = 0; step < 2; ++step) expect_averages(net, world, loss_of, "left and read");
+      }
+  });
+}

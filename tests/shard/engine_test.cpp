@@ -119,12 +119,13 @@ TEST_CASE("what is read before a backward reaches a root changes nothing in its 
   });
 }
 
-TEST_CASE("gathers before a root runs have the name of the module's class") {
+TEST_CASE(
+    "gathers before a root runs have the name of the module's class and which part of the model it is") {
   on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
     Chain c(width);
     shard_links(c, {.layout = layout});
     for (const std::string& label : gathers_of([&] { square(c.links[1].layer.weight); }))
-      expect(label.find("'Link'") != std::string::npos, "{}", label);
+      expect(label.find("'Link, part 2") != std::string::npos, "{}", label);
     c(input_of(world.rank(), width));
     shard::reshard(c);
     for (const std::string& label : gathers_of([&] { square(c.links[1].layer.weight); }))
