@@ -168,6 +168,7 @@ void load(nn::Module& model, nn::Optimizer* optimizer, const Path& given, const 
 void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Path& folder,
                      const Group& ranks, const CheckpointOptions& options) {
   const NoGrad guard;
+  check_steps(model);
   together(ranks, saving, [&] { check_optimizer(optimizer); });
   const Named states[] = {state_of(model, ranks),
                           {optimizer_name, sharded_optimizer_state(model, optimizer)}};

@@ -35,10 +35,11 @@ std::vector<Tensor> buffers_of(const nn::Module& module) {
 
 class GradientBuckets;
 
-/// Those of a rank. In a backward that reaches several each makes its calls before the next one: what was
-/// forwarded last goes first, whatever this rank's graph brings first.
+/// Those of a rank. In a backward that reaches several each makes its calls before the next one, the one that
+/// was made last first: all ranks make theirs in one order, whatever each one's graph brings first.
 struct Replicas {
-  std::vector<GradientBuckets*> in_turn;  ///< that backwards under way reach
+  std::uint64_t made = 0;
+  std::vector<GradientBuckets*> in_turn{};  ///< that backwards under way reach
 };
 
 /// The gradients of all parameters, in the order in which a backward tends to bring them: last parameter
@@ -46,6 +47,7 @@ struct Replicas {
 class GradientBuckets final : public GradSink,
                               public nn::ModuleObserver,
                               public nn::SharedGradients,
+                              public Replicated,
                               public std::enable_shared_from_this<GradientBuckets> {
  public:
   /// `buffers`: those to share.
@@ -57,6 +59,7 @@ class GradientBuckets final : public GradSink,
         buffers_(std::move(buffers)),
         group_(std::move(group)),
         ranks_{.shard = {}, .replicas = group_, .block = {}},
+        made_(++replicas().made),
         channel_(options.channel),
         static_graph_(options.static_graph) {
     std::ranges::reverse(parameters);
@@ -88,11 +91,11 @@ class GradientBuckets final : public GradSink,
   /// Parameters that another object has taken over stay with that one.
   void let_go() const {
     for (const Entry& entry : entries_)
-      if (sink_of(entry.parameter.local()) == this) set_sink(entry.parameter.local(), nullptr);
+      if (has(entry)) set_sink(entry.parameter.local(), nullptr);
   }
   void check_in_charge(std::string_view call) const {
     for (const Entry& entry : entries_)
-      check<StateError>(sink_of(entry.parameter.local()) == this,
+      check<StateError>(has(entry),
                         "data parallel: {} of an object from which another one, made later, took '{}'; "
                         "call {} of that one, or make this one anew",
                         call, entry.name, call);
@@ -107,8 +110,6 @@ class GradientBuckets final : public GradSink,
 
   void before_forward(nn::Module&, std::span<Tensor* const>) override {
     check_parameters();
-    name_buckets();
-    if (Context::current().grad_enabled()) place_ = Record::next_place();
     if (Context::current().grad_enabled() && std::exchange(awaited_, true)) look_for_others();
   }
   /// So that a backward through outputs that come of no parameter on this rank communicates too.
@@ -133,10 +134,7 @@ class GradientBuckets final : public GradSink,
         "backward that does (in a hook); start it after that one, or use grad()");
     if (std::exchange(run_, pass.number) == pass.number) return;
     auto& all = replicas().in_turn;
-    const auto later = [](const GradientBuckets* one, const GradientBuckets* other) {
-      return std::pair(one->place_, one->model_.model) > std::pair(other->place_, other->model_.model);
-    };
-    all.insert(std::ranges::lower_bound(all, this, later), this);
+    all.insert(std::ranges::lower_bound(all, made_, std::greater{}, &GradientBuckets::made_), this);
   }
   void begun(PassInfo pass) override {
     if (run_ != pass.number || begun_) return;
@@ -145,6 +143,7 @@ class GradientBuckets final : public GradSink,
   }
   void begin_walk() {
     begun_ = true;
+    name_buckets();
     awaited_ = false;
     check_parameters();
     check_gradients();
@@ -213,6 +212,7 @@ class GradientBuckets final : public GradSink,
   void shadow() {
     if (alone()) return;
     const NoGrad guard;
+    name_buckets();
     for (;;) {
       const std::vector<int> before = in_;
       check_ranks();
@@ -250,7 +250,8 @@ class GradientBuckets final : public GradSink,
    private:
     std::shared_ptr<GradientBuckets> in_charge() const {
       auto buckets = of_.lock();
-      if (buckets && sink_of(buckets->entries_[0].parameter.local()) != buckets.get()) return nullptr;
+      if (buckets && std::ranges::none_of(buckets->entries_, [&](const Entry& e) { return buckets->has(e); }))
+        return nullptr;
       return buckets;
     }
     std::weak_ptr<GradientBuckets> of_;
@@ -277,6 +278,8 @@ class GradientBuckets final : public GradSink,
     int due = 0;  ///< gradients that the backward under way will still bring
   };
 
+  /// Another object, made later, may have taken it over.
+  bool has(const Entry& entry) const { return sink_of(entry.parameter.local()) == this; }
   Entry& entry(const Leaf& leaf) { return entries_[entry_of_.at(&leaf)]; }
   bool takes(const Bucket& bucket, const nn::Parameter& p, std::int64_t limit_bytes) const {
     const Tensor& first = entries_[bucket.entries[0]].parameter.local();
@@ -332,7 +335,7 @@ class GradientBuckets final : public GradSink,
   }
 
   /// Before the first average after a fault.
-  void check_ranks() {
+  void check_ranks() override {
     if (capturing()) {  // the first replay after one
       repeat_in_replays([self = weak_from_this()] {
         if (const auto buckets = self.lock()) buckets->check_ranks();
@@ -408,6 +411,7 @@ class GradientBuckets final : public GradSink,
     for (std::size_t i : bucket.entries) {
       Entry& entry = entries_[i];
       entry.placed = false;
+      if (!has(entry)) continue;
       if (const Tensor held = entry.parameter.grad(); entry.unsynced && held.defined()) place(entry, held);
     }
   }
@@ -473,7 +477,7 @@ class GradientBuckets final : public GradSink,
     hook_(gradients, gradients, group_);
   }
   bool alone() const { return group_.size() == 1; }
-  /// After a renewal models are counted anew, so each forward asks.
+  /// After a renewal models are counted anew, by their first calls.
   void name_buckets() {
     const ModelNumber model = numbers_.among(group_);
     if (std::exchange(model_, model) == model) return;
@@ -497,6 +501,7 @@ class GradientBuckets final : public GradSink,
     const std::vector<bool> used = used_by_any(bucket);
     for (std::size_t k = 0; k < used.size(); ++k) {
       Entry& entry = entries_[bucket.entries[k]];
+      if (!has(entry)) continue;
       if (std::exchange(entry.unsynced, false)) entry.parameter.set_grad({});  // the average has it
       entry.used = used[k];
       if (!used[k]) continue;
@@ -550,6 +555,7 @@ class GradientBuckets final : public GradSink,
   Identity identity_;
   ModelNumbers numbers_;
   ModelNumber model_;  ///< among the ranks, by which calls are named
+  std::uint64_t made_;
   int channel_;
   StepCheck step_check_;
   std::vector<Entry> entries_;
@@ -561,9 +567,8 @@ class GradientBuckets final : public GradSink,
   bool synchronising_ = true;
   std::vector<Leaf*> arrived_;  // in the backward under way, which holds them
 
-  std::uint64_t run_ = 0;    ///< the backward under way; 0: none
-  std::uint64_t place_ = 0;  ///< of the last forward that one may come through
-  bool begun_ = false;       ///< it
+  std::uint64_t run_ = 0;  ///< the backward under way; 0: none
+  bool begun_ = false;     ///< it
   std::shared_ptr<Mark> mark_;
   bool run_synchronises_ = true;
   std::size_t next_ = 0;  ///< bucket to reduce next

@@ -1,7 +1,9 @@
 // Steps that a fault cost some ranks of a model, and how these come back to where the others are.
 //
-//   for (auto step = shard::steps_taken(model); step < steps; step = shard::steps_taken(model)) try {
-//       train(model, optimizer, batch(step));
+//   for (bool done = false; !done;) try {
+//       const auto step = shard::steps_taken(model);
+//       if (step < steps) train(model, optimizer, batch(step));
+//       else mesh.all().barrier(), done = true;  // who has taken all steps stays for who has not
 //     } catch (const CollectiveError&) {
 //       mesh.renew();
 //     } catch (const StateError&) {  // on all ranks: some have taken another number of steps

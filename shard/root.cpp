@@ -158,13 +158,20 @@ void Root::enter(Engine& engine, std::span<const std::shared_ptr<ParameterGroup>
   departed_ = false;
   // What was read since the last forward is here on every rank, but for one that wrote its part.
   end_listed();
+  for (const auto& group : tied)
+    if (!group->root()->running()) group->root()->end_listed();
   std::vector<std::shared_ptr<Gathered>> kept;
-  for (const auto& group : groups())
+  const auto look = [&](const std::shared_ptr<ParameterGroup>& group) {
     group->each_gathered([&](Gathered& gathered) {
       if (gathered.leased(Lease::policy) || gathered.leased(Lease::forward))
         kept.push_back(gathered.shared());
     });
+  };
+  for (const auto& group : groups()) look(group);
+  const auto own = static_cast<std::ptrdiff_t>(kept.size());
+  for (const auto& group : tied) look(group);
   drop_stale(kept);
+  kept.resize(static_cast<std::size_t>(own));
   for (const Record::Use& use : outside_) now_->add(use);
   find_kept(kept);
   for (const auto& group : tied) now_->add(group->in_use(), Moment::tied);

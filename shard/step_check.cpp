@@ -313,6 +313,12 @@ void check_steps(nn::Module& module) {
   Units units;
   for (const NamedUnit& u : units_of(module)) units.push_back(u.unit->shared_from_this());
   check_units(module.type_name(), units, false);
+  std::vector<Replicated*> replicated;
+  for (const nn::NamedParameter& p : module.named_parameters()) {
+    auto* const its = dynamic_cast<Replicated*>(sink_of(p.parameter.local()));
+    if (its != nullptr && std::ranges::find(replicated, its) == replicated.end()) replicated.push_back(its);
+  }
+  for (Replicated* of : replicated) of->check_ranks();
 }
 
 void check_steps(std::span<const nn::Parameter> parameters) {

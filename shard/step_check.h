@@ -42,6 +42,13 @@ struct Compared {
 };
 inline constexpr std::int64_t no_number = std::numeric_limits<std::int64_t>::min();
 
+/// What holds replicas of a model, and compares by itself.
+class Replicated {
+ public:
+  virtual ~Replicated() = default;
+  virtual void check_ranks() = 0;
+};
+
 /// StateError on all ranks where one lost a step that others took, or a part of one, and where some ranks
 /// have not renewed what others did. Makes calls after a renewal alone.
 void check_steps(const Compared& compared);
@@ -56,7 +63,7 @@ void check_steps(StepCheck& of_root, std::string_view model, const std::vector<s
 void check_backward(const std::vector<std::shared_ptr<Unit>>& units);
 /// Of the root of a group.
 void check_steps(const ParameterGroup& group);
-/// Of all units in a module, or that have one of `parameters`.
+/// Of all units in a module, or that have one of `parameters`; of a module also of what replicates it.
 void check_steps(nn::Module& module);
 void check_steps(std::span<const nn::Parameter> parameters);
 

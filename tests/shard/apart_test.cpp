@@ -6,10 +6,12 @@
 
 #include "autograd/autograd.h"
 #include "collectives/observe.h"
+#include "shard/checkpoint.h"
 #include "shard/data_parallel.h"
 #include "shard/fully_shard.h"
 #include "shard/summon.h"
 #include "tests/shard/twins.h"
+#include "tests/temp_directory.h"
 
 using namespace sherd;
 using namespace sherd::test;
@@ -399,5 +401,89 @@ TEST_CASE("what a backward left is read alike where one rank's graph alone had r
         };
         for (int step = 0; step < 2; ++step) expect_averages(net, world, loss_of, "left and read");
       }
+  });
+}
+
+TEST_CASE("forwards under data parallelism that one rank makes alone change no call") {
+  Parting part;
+  on_ranks([&](World& world, shard::GroupLayout) {
+    Pair one = seeded(), two = seeded(), hand_one = seeded(), hand_two = seeded();
+    const shard::DataParallel of_one(one, world.group()), of_two(two, world.group());
+    const auto loss_of = [](Pair& a, Pair& b, int rank) {
+      return add(plain_loss(a, rank), plain_loss(b, rank));
+    };
+    for (const bool renewed : {false, true}) {
+      if (renewed) part(world, [] {});
+      if (world.rank() == 0) {
+        const NoGrad guard;
+        two(input_of(0));
+      }
+      const Tensor loss = loss_of(one, two, world.rank());
+      if (world.rank() == 0) one(input_of(0));
+      loss.backward();
+      for (auto [net, by_hand] : {std::pair{&one, &hand_one}, {&two, &hand_two}}) {
+        const auto backward = [&](int rank) { loss_of(hand_one, hand_two, rank).backward(); };
+        expect_gradients(*net, world, average_by_hand(*by_hand, world.size(), backward), "forwards alone");
+      }
+      for (Pair* net : {&one, &two}) net->zero_grad();
+    }
+  });
+}
+
+TEST_CASE("a part that a later object of data parallelism took over keeps what it had not averaged") {
+  on_ranks([](World& world, shard::GroupLayout) {
+    Pair net = seeded(), by_hand = seeded();
+    shard::DataParallel whole(net, world.group());
+    {
+      const auto scope = whole.no_sync();
+      plain_loss(net, world.rank()).backward();
+    }
+    const shard::DataParallel part(net.second, world.group());
+    plain_loss(net, world.rank()).backward();
+    const Gradients expected = average_by_hand(by_hand, world.size(), [&](int rank) {
+      for (int times = 0; times < 2; ++times) plain_loss(by_hand, rank).backward();
+    });
+    expect_gradients(net, world, expected, "taken over");
+  });
+}
+
+TEST_CASE("what a tie to another root kept is gathered anew once all ranks have written it") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Pair by_hand = seeded(), one = seeded(), two = seeded();
+    nn::tie(one.first.weight, two.first.weight);
+    for (Pair* net : {&two, &one}) shard::fully_shard(*net, {.layout = layout});
+    const NoGrad guard;
+    for (int times = 0; times < 2; ++times) {
+      const Tensor y = one(input_of(0)).first, expected = by_hand(input_of(0)).first;
+      expect(y.to_vector<float>() == expected.to_vector<float>(), "rank {} read old values", world.rank());
+      std::set<const void*> written;
+      for (Pair* net : {&one, &two})
+        for (const nn::Parameter& p : net->parameters())
+          if (written.insert(p.id()).second) mul_(p.local(), 0.5);
+      for (const nn::Parameter& p : by_hand.parameters()) mul_(p.local(), 0.5);
+    }
+  });
+}
+
+TEST_CASE("a checkpoint of what a fault left apart is refused on all ranks, also of replicas") {
+  Parting part;
+  const TempDirectory folder;
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    for (const bool replicas : {false, true}) {
+      Pair net = seeded();
+      std::optional<shard::DataParallel> of_net;
+      if (replicas)
+        of_net.emplace(net, world.group());
+      else
+        shard_pair(net, {.layout = layout});
+      nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
+      plain_loss(net, 0).backward();
+      if (world.rank() != 0) optimizer.step();
+      part(world, [] {});
+      for (int times = 0; times < 2; ++times)
+        expect_refused<StateError>(
+            [&] { shard::save_checkpoint(net, optimizer, folder / "save", world.group()); },
+            "a fault cost some ranks");
+    }
   });
 }
