@@ -166,6 +166,8 @@ BackwardPass::~BackwardPass() {
   state_.place = outer_place_;
 }
 
+void BackwardPass::seed(const Edge& edge, Tensor gradient) { seeds_.emplace_back(edge, std::move(gradient)); }
+
 void BackwardPass::seed(const Tensor& output, Tensor gradient) {
   check<ValueError>(output.defined(), "{}: output {} is an empty handle", call_, seeds_.size());
   const AutogradRecord* record = record_of(output);
@@ -189,7 +191,12 @@ void BackwardPass::seed(const Tensor& output, Tensor gradient) {
 void BackwardPass::collect() {
   std::vector<Node*> stack;
   const auto meet = [&](const Edge& edge, DType dtype) {
-    if (stops_at(edge) || leaves(edge)) return;
+    if (Target* target = stopping_ ? target_at(edge) : nullptr) {
+      if (size_of(dtype) == 2) ++target->uses_in_16_bits;
+      target->dtype = dtype;
+      return;
+    }
+    if (leaves(edge)) return;
     if (edge.leaf) {
       if (claim(*edge.leaf, this, call_, title(*edge.leaf))) {
         leaves_.push_back({edge.leaf});
@@ -232,14 +239,11 @@ void BackwardPass::check_alive() const {
         call_, place.node->op->name());
 }
 
-void BackwardPass::add_targets(std::span<const Tensor> inputs) {
-  for (const Tensor& t : inputs) {
-    const Edge& edge = record_of(t)->edge;
-    Target* known = target_at(edge);
-    target_of_.push_back(known != nullptr ? static_cast<std::size_t>(known - targets_.data())
-                                          : targets_.size());
-    if (known == nullptr) targets_.push_back({edge, {}});
-  }
+void BackwardPass::add_target(const Edge& edge) {
+  Target* known = target_at(edge);
+  target_of_.push_back(known != nullptr ? static_cast<std::size_t>(known - targets_.data())
+                                        : targets_.size());
+  if (known == nullptr) targets_.push_back({edge, {}});
 }
 
 BackwardPass::Target* BackwardPass::target_at(const Edge& edge) {
@@ -305,10 +309,9 @@ void BackwardPass::backward() {
   }
 }
 
-/// Computes the gradients of `inputs` and gives nothing to sinks or `.grad`.
-void BackwardPass::differentiate(std::span<const Tensor> inputs) {
+/// Computes the gradients of the targets and gives nothing to sinks or `.grad`.
+void BackwardPass::differentiate() {
   feeding_ = false;
-  add_targets(inputs);
   collect();
   prune();
   check_alive();
@@ -326,7 +329,8 @@ std::vector<Tensor> BackwardPass::grad(std::span<const Tensor> inputs) {
   const MemoryScope held(MemoryUse::gradients);
   const TimelineSlice slice("backward", call_);
   try {
-    differentiate(inputs);
+    for (const Tensor& t : inputs) add_target(record_of(t)->edge);
+    differentiate();
     std::vector<Tensor> results = take_results();
     call_back();
     return results;
@@ -358,10 +362,21 @@ std::vector<Tensor> BackwardPass::take_results() {
 }
 
 std::vector<Tensor> BackwardPass::partial(std::span<const Tensor> inputs, std::uint64_t since) {
+  std::vector<Edge> edges;
+  for (const Tensor& t : inputs) edges.push_back(record_of(t)->edge);
+  return partial(edges, {}, since);
+}
+
+std::vector<Tensor> BackwardPass::partial(std::span<const Edge> edges, Inputs so_far, std::uint64_t since) {
   stopping_ = true;
   since_ = since;
   try {
-    differentiate(inputs);
+    sums_as_leaves_ = true;
+    for (const Edge& edge : edges) add_target(edge);
+    for (std::size_t i = 0; i < so_far.size(); ++i) targets_[target_of_[i]].gradient = so_far[i];
+    differentiate();
+    for (Target& target : targets_)
+      if (target.gradient.defined()) target.gradient = to(target.gradient, target.dtype);
     call_back();
   } catch (...) {
     abort();
@@ -387,8 +402,10 @@ Tensor* BackwardPass::sum_at(const Edge& edge, DType dtype) {
 }
 
 /// Of two in 16 bits the sum is rounded once anyway.
-bool BackwardPass::summed_in_f32(const Edge& edge, DType dtype) const {
-  return edge.leaf && !stopping_ && size_of(dtype) == 2 && leaves_[edge.leaf->slot].uses_in_16_bits > 2;
+bool BackwardPass::summed_in_f32(const Edge& edge, DType dtype) {
+  if (!edge.leaf || size_of(dtype) != 2) return false;
+  if (stopping_) return sums_as_leaves_ && target_at(edge)->uses_in_16_bits > 2;
+  return leaves_[edge.leaf->slot].uses_in_16_bits > 2;
 }
 
 /// Adds what came along `edge` to `sum`, which `sum_at` gave for it.
@@ -533,7 +550,8 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far, Tensor* sums) {
                                      node.specs,
                                      needs,
                                      options_.create_graph,
-                                     {so_far, spare, std::exchange(place.sums, {}), sums}});
+                                     {so_far, spare, std::exchange(place.sums, {}), sums},
+                                     options_.retain_graph});
   check<InternalError>(
       gradients.size() == node.edges.size(),
       "backward of {}: its gradient rule gives {} entries for {} inputs; give one an input, empty where "

@@ -54,6 +54,8 @@ class BackwardPass {
 
   /// Adds an output and its upstream gradient; an empty one is 1, for a single element. Errors as `backward`.
   void seed(const Tensor& output, Tensor gradient);
+  /// The same of what `edge` leads to; the gradient fits it.
+  void seed(const Edge& edge, Tensor gradient);
   /// Runs the pass and gives the gradients of leaves to their sinks or `.grad`.
   void backward();
   /// Runs the pass and returns the gradients of `inputs`; sinks and `.grad` get nothing.
@@ -61,6 +63,9 @@ class BackwardPass {
   /// As `grad`, but only through nodes with sequence numbers from `since` on; older ones count as constants.
   /// For gradient rules that differentiate the ops they have just applied.
   std::vector<Tensor> partial(std::span<const Tensor> inputs, std::uint64_t since);
+  /// The same for what came along `edges`, each beside what came from elsewhere `so_far` (empty handles, or
+  /// none at all): the results are the sums.
+  std::vector<Tensor> partial(std::span<const Edge> edges, Inputs so_far, std::uint64_t since);
   void queue(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
   /// `passing` is told the place of the first node that was recorded before `below`, ahead of its hooks and
   /// its rule, and says before which place it is to be told next; 0: no more.
@@ -97,9 +102,11 @@ class BackwardPass {
   struct Target {
     Edge edge;
     Tensor gradient;
+    DType dtype{};            // of what comes along the edge
+    int uses_in_16_bits = 0;  // in `partial`
   };
 
-  void differentiate(std::span<const Tensor> inputs);
+  void differentiate();
   void collect();
   void prune();
   void announce();
@@ -111,7 +118,7 @@ class BackwardPass {
   bool takes_sums(const Edge& edge);
   Tensors gradients_of(Place& place, Inputs so_far, Tensor* sums);
   Tensor* sum_at(const Edge& edge, DType dtype);
-  bool summed_in_f32(const Edge& edge, DType dtype) const;
+  bool summed_in_f32(const Edge& edge, DType dtype);
   void add(const Edge& edge, Tensor& sum, Tensor gradient);
   Tensor whole(LeafPlace& place);
   void deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input, bool whole,
@@ -123,7 +130,7 @@ class BackwardPass {
   void reads_over(const Node& node);
   void abort() noexcept;
 
-  void add_targets(std::span<const Tensor> inputs);
+  void add_target(const Edge& edge);
   Target* target_at(const Edge& edge);
   bool stops_at(const Edge& edge) { return stopping_ && target_at(edge) != nullptr; }
   /// Whether an edge leads out of the part that `partial` differentiates.
@@ -142,7 +149,8 @@ class BackwardPass {
   bool feeding_ = true;    // gives gradients to sinks and `.grad`
   bool stopping_ = false;  // `partial`: goes no further than targets and nodes older than `since_`
   std::uint64_t since_ = 0;
-  bool announced_ = false;  // owners of storage expect reads
+  bool sums_as_leaves_ = false;  // `partial`: what comes to a leaf is summed as if it were the whole
+  bool announced_ = false;       // owners of storage expect reads
   std::vector<std::pair<Edge, Tensor>> seeds_;
   std::vector<Place> places_;
   std::size_t next_ = 0;  // places before this one are done
