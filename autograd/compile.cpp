@@ -110,6 +110,8 @@ CompiledPrograms::Result CompiledPrograms::call(
   const auto frame = std::make_shared<Frame>();
   frame->key = std::move(values);
   std::vector<Tensor> outputs = frame->trace(given, body, strict);
+  if (!unfit.empty()) frame->give_up(unfit);
+  check<StateError>(unfit.empty() || !strict, "compile: this call cannot be captured: {}", unfit);
   if (frame->unfit().empty() && keep_form) frame->form = keep_form();
   impl.frames.push_front(frame);
   if (impl.frames.size() > impl.options.programs) impl.frames.pop_back();

@@ -60,7 +60,8 @@ class SHERD_API CompiledPrograms {
     std::shared_ptr<const void> form;
   };
   /// Calls `body` on `inputs`, or a program that did the same before. `values` is everything else that the
-  /// call depends on. `unfit`, if not empty, says why it cannot be captured. `keep_form` may be null.
+  /// call depends on. `unfit`, if not empty, also when `body` is over, says why it cannot be captured.
+  /// `keep_form` may be null.
   Result call(std::span<const Tensor> inputs, std::vector<std::uint64_t> values,
               const std::function<std::vector<Tensor>()>& body, const std::string& unfit = {},
               const std::function<std::shared_ptr<const void>()>& keep_form = {});

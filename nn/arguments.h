@@ -89,6 +89,14 @@ void describe(const T& value, std::vector<Tensor>& tensors, std::vector<std::uin
   }
 }
 
+/// The same of an argument that its caller has after the call.
+template <class A, class T>
+void describe_lasting(const T& value, std::vector<Tensor>& tensors, std::vector<std::uint64_t>& words,
+                      std::string& unfit) {
+  constexpr bool lasts = std::is_lvalue_reference_v<A> && !std::is_const_v<std::remove_reference_t<A>>;
+  if constexpr (lasts && !std::is_base_of_v<Tensor, T>) describe(value, tensors, words, unfit);
+}
+
 /// Whether a result can be copied, and its tensors be replaced by others.
 template <class T>
 consteval bool can_be_made_again() {

@@ -65,7 +65,7 @@ class CompiledModule final : public CompiledForward {
     words.insert(words.end(), arguments.values.begin(), arguments.values.end());
     Guards guards(words);
     guards.look(module);
-    const std::string& unfit = arguments.unfit.empty() ? guards.unfit : arguments.unfit;
+    const std::string& unfit = guards.unfit.empty() ? arguments.unfit : guards.unfit;
     CompiledPrograms::Result made =
         programs.call(arguments.tensors, std::move(words), forward, unfit, keep_form);
     return {std::move(made.outputs), std::move(made.form)};

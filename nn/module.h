@@ -387,10 +387,15 @@ class Layer : public Module {
       return self.forward(std::forward<A>(args)...);
     } else {
       std::optional<Result> result;
+      CompiledForward::Arguments lasting{&signature};
+      (detail::describe_lasting<A>(args, lasting.tensors, lasting.values, lasting.unfit), ...);
       const CompiledForward::Result made = compiled->call(
           module, arguments,
           [&] {
             result.emplace(self.forward(std::forward<A>(args)...));
+            CompiledForward::Arguments after{&signature};
+            (detail::describe_lasting<A>(args, after.tensors, after.values, after.unfit), ...);
+            if (after.values != lasting.values) arguments.unfit = "its forward writes an argument";
             return detail::tensors_of(*result);
           },
           [&] { return detail::form_of(*result); });

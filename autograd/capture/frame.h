@@ -48,6 +48,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   /// Why calls run eagerly; empty where the program does.
   const std::string& unfit() const { return unfit_; }
+  void give_up(std::string why) { unfit_ = std::move(why); }
   std::string text() const;
   /// Ops of each program, the forward's first.
   std::vector<std::size_t> ops() const;

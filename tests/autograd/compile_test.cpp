@@ -25,8 +25,8 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 }
 
 bool same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
-  return a.size() == b.size() &&
-         std::equal(a.begin(), a.end(), b.begin(), [](const Tensor& x, const Tensor& y) { return same_bits(x, y); });
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(),
+                                            [](const Tensor& x, const Tensor& y) { return same_bits(x, y); });
 }
 
 Tensor leaf(const Shape& shape, DType dtype = DType::f32) {
@@ -113,10 +113,10 @@ TEST_CASE("compile: what differs from what a program is for gets a program of it
   const Compiled compiled = compile([&](std::span<const Tensor> in) {
     ++runs;
     Tensor y = in[0];
-    for (const Tensor& t : in) y = add(y, matmul(in[0], t));
-    return std::vector<Tensor>{add(matmul(y, w), zeros({8}, in[0].dtype() == DType::f32
-                                                              ? TensorOptions{}
-                                                              : TensorOptions{in[0].dtype()}))};
+    for (const Tensor& t : in) y = add(y, t);
+    return std::vector<Tensor>{
+        add(matmul(y, w),
+            zeros({8}, in[0].dtype() == DType::f32 ? TensorOptions{} : TensorOptions{in[0].dtype()}))};
   });
   const auto square_of = [](DType dtype = DType::f32) { return to(randn({8, 8}), dtype); };
   const auto meets = [&](std::string_view what, const std::function<std::vector<Tensor>()>& inputs) {
@@ -195,10 +195,10 @@ TEST_CASE("compile: programs are bounded, and the one used longest ago goes") {
   CHECK(runs == 3);
   of(2);  // 3 goes
   CHECK(runs == 4);
-  of(3), of(2);  // 1 went
+  of(3), of(2);       // 1 went
   sum(y).backward();  // whose program is gone
   CHECK(net.w0.grad().defined());
-  CHECK(compiled.stats().hits == 4);
+  CHECK(compiled.stats().hits == 5);
   compile_reset();
   CHECK(compiled.stats().programs == 0);
   CHECK(compiled.stats().hits == 0);
@@ -237,8 +237,8 @@ TEST_CASE("compile: what cannot be captured runs eagerly, or is an error that na
        }},
       {"host numbers", "random numbers",
        [&](std::span<const Tensor> in) {
-         return std::vector<Tensor>{mul(matmul(in[0], w), static_cast<double>(
-                                            Context::current().generator().reserve(1).offset % 7))};
+         return std::vector<Tensor>{mul(
+             matmul(in[0], w), static_cast<double>(Context::current().generator().reserve(1).offset % 7))};
        }},
       {"history from elsewhere", "history",
        [&](std::span<const Tensor> in) { return std::vector<Tensor>{matmul(in[0], history)}; }},
@@ -277,8 +277,7 @@ TEST_CASE("compile: what cannot be captured runs eagerly, or is an error that na
     CHECK_THAT(loose.text(), ContainsSubstring(std::string(c.message)));
     manual_seed(0);
     Tensor x = input(0).requires_grad_();
-    CHECK_THROWS_MATCHES(strict({x}), StateError,
-                         Catch::Matchers::MessageMatches(ContainsSubstring(std::string(c.message))));
+    CHECK_THROWS_WITH(strict({x}), ContainsSubstring(std::string(c.message)));
   }
 }
 
@@ -301,47 +300,67 @@ TEST_CASE("compile: a forward without a backward, and two forwards before the ba
   }
 }
 
-TEST_CASE("compile: retain_graph, other needed gradients, second derivatives, of traced and replayed calls") {
+TEST_CASE("compile: retain_graph and other needed gradients, of traced and replayed calls") {
   const Net eager, net;
   const Compiled compiled = compile(net);
   for (int call = 0; call < 4; ++call) {
-    INFO("call " << call);
-    const auto run = [&](const auto& fn, const Net& of) {
+    const auto run = [&](const Step& fn, const Net& of) {
       manual_seed(9);
-      Tensor x = input(call);
-      x.requires_grad_();
-      const Tensor y = fn({x})[0];
+      Tensor x = input(call).requires_grad_();
+      const Tensor y = fn({&x, 1})[0];
       std::vector<Tensor> seen;
-      const auto add = [&](const std::vector<Tensor>& more) { seen.insert(seen.end(), more.begin(), more.end()); };
-      add(grad(sum(square(y)), {of.w1}, {}, {.retain_graph = true}));
-      add(grad(sum(y), {x, of.b0}, {}, {.retain_graph = true}));
-      const std::vector<Tensor> first = grad(sum(square(y)), {x, of.w0}, {}, {.create_graph = true});
-      add(first);
-      add(grad(add(sum(square(first[0])), sum(square(first[1]))), {x, of.w0, of.w1}, {},
-               {.retain_graph = true}));
+      const auto see = [&](const std::vector<Tensor>& more) {
+        seen.insert(seen.end(), more.begin(), more.end());
+      };
+      see(grad(sum(square(y)), {of.w1}, {}, {.retain_graph = true}));
+      see(grad(sum(y), {x, of.b0}, {}, {.retain_graph = true}));
+      see(grad(sum(square(y)), {x, of.w0}, {}, {.create_graph = true}));
       sum(square(y)).backward({}, true);
       sum(square(y)).backward();
-      add(of.grads());
+      see(of.grads());
       CHECK_THROWS_AS(sum(y).backward(), StateError);
       return seen;
     };
-    const auto plain = [&](std::initializer_list<Tensor> in) { return eager({in.begin(), in.size()}); };
-    const std::vector<Tensor> a = run(plain, eager), b = run(compiled, net);
+    const std::vector<Tensor> a = run(eager, eager), b = run(compiled, net);
     REQUIRE(a.size() == b.size());
     for (std::size_t i = 0; i < a.size(); ++i) {
-      INFO("gradient " << i);
+      INFO("call " << call << ", gradient " << i);
       CHECK(same_bits(a[i], b[i]));
     }
   }
   CHECK(compiled.stats().hits == 3);
 }
 
+TEST_CASE(
+    "compile: second derivatives are those of eager calls, of traced and replayed ones, dropout included") {
+  const Net eager(DType::f64), net(DType::f64);
+  const Compiled compiled = compile(net);
+  for (int call = 0; call < 3; ++call) {
+    const auto run = [&](const Step& fn, const Net& of) {
+      manual_seed(9);
+      Tensor x = input(call, DType::f64).requires_grad_();
+      const Tensor y = fn({&x, 1})[0];
+      const std::vector<Tensor> first = grad(sum(square(y)), {x, of.w0}, {}, {.create_graph = true});
+      return grad(add(sum(square(first[0])), sum(square(first[1]))), {x, of.w0, of.w1, of.b0});
+    };
+    const std::vector<Tensor> a = run(eager, eager), b = run(compiled, net);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      INFO("call " << call << ", gradient " << i);
+      // The same terms, added in another order.
+      const auto largest = [](const Tensor& t) { return max(flatten(abs(t)), 0).values.item(); };
+      CHECK(largest(sub(a[i], b[i])) <= 1e-13 * largest(a[i]));
+    }
+  }
+  CHECK(compiled.stats().hits == 2);
+}
+
 TEST_CASE("compile: outputs that are inputs, views, found outside, repeated, integers or without gradients") {
   Tensor w = leaf({8, 8}), constant = randn({3});
   const Step step = [&](std::span<const Tensor> in) {
     const Tensor y = matmul(in[0], w);
-    return std::vector<Tensor>{in[0], transpose(in[0], 0, 1), w, transpose(w, 0, 1), constant, y, y,
-                               transpose(y, 0, 1), y.detach(), argmax(y, 1), in[1], Tensor()};
+    return std::vector<Tensor>{
+        in[0], transpose(in[0], 0, 1), w,          transpose(w, 0, 1), constant, y,
+        y,     transpose(y, 0, 1),     y.detach(), argmax(y, 1),       in[1],    Tensor()};
   };
   const Compiled compiled = compile(step);
   for (int i = 0; i < 4; ++i) {
@@ -418,15 +437,13 @@ TEST_CASE("compile: a kept value that is changed before the backward is the erro
   for (int i = 0; i < 3; ++i) {
     const Tensor x = input(0), y = compiled({x})[0];
     add_(x, 1);
-    CHECK_THROWS_MATCHES(sum(y).backward(), StateError,
-                         Catch::Matchers::MessageMatches(ContainsSubstring("changed in place")));
+    CHECK_THROWS_WITH(sum(y).backward(), ContainsSubstring("changed in place"));
     const Tensor z = compiled({input(0)})[0];
     {
       const NoGrad guard;
       mul_(net.w1, 1);
     }
-    CHECK_THROWS_MATCHES(sum(z).backward(), StateError,
-                         Catch::Matchers::MessageMatches(ContainsSubstring("changed in place")));
+    CHECK_THROWS_WITH(sum(z).backward(), ContainsSubstring("changed in place"));
     net.zero_grad();
     sum(compiled({input(0)})[0]).backward();
     CHECK(net.w0.grad().defined());
@@ -455,7 +472,8 @@ TEST_CASE("compile: an exception leaves nothing behind") {
   CHECK_THROWS_AS(sum(compiled({input(0)})[0]).backward(), ValueError);
 }
 
-TEST_CASE("compile: gradients of leaves' hooks, of hooks on outputs, and of uses beside the call are as eager") {
+TEST_CASE(
+    "compile: gradients of leaves' hooks, of hooks on outputs, and of uses beside the call are as eager") {
   Tensor w = leaf({8, 8}, DType::bf16);
   const Step step = [&](std::span<const Tensor> in) {
     return std::vector<Tensor>{matmul(gelu(matmul(matmul(in[0], w), w)), w)};
@@ -486,9 +504,8 @@ TEST_CASE("compile: gradients of leaves' hooks, of hooks on outputs, and of uses
 TEST_CASE("compile: inside capture, recompute and another compiled call the ops are theirs") {
   const Net net;
   const Compiled inner = compile(net);
-  const Compiled outer = compile([&](std::span<const Tensor> in) {
-    return std::vector<Tensor>{gelu(inner(in)[0])};
-  });
+  const Compiled outer =
+      compile([&](std::span<const Tensor> in) { return std::vector<Tensor>{gelu(inner(in)[0])}; });
   for (int i = 0; i < 3; ++i) outer({input(i)});
   CHECK(outer.stats().hits == 2);
   CHECK(inner.stats().frames == 0);
