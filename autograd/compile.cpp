@@ -9,12 +9,6 @@
 namespace sherd {
 namespace {
 
-/// What this rank compiled, as far as it is still there.
-struct CompiledHere {
-  std::vector<CompiledPrograms*> programs;
-};
-std::vector<CompiledPrograms*>& compiled_here() { return Context::current().slot<CompiledHere>().programs; }
-
 /// What of the rank a program depends on.
 void describe_rank(Words& words) {
   const Context& context = Context::current();
@@ -42,20 +36,35 @@ struct CompiledPrograms::Impl {
     frames.splice(frames.begin(), frames, its);
     return frames.front();
   }
+  void reset() {
+    frames.clear();
+    counts = {};
+  }
 };
 
-CompiledPrograms::CompiledPrograms(CompileOptions options) : impl_(std::make_unique<Impl>(Impl{options})) {
+namespace {
+
+/// What was compiled on this thread, as far as it is still there.
+struct CompiledHere {
+  std::vector<std::weak_ptr<CompiledPrograms::Impl>> programs;
+};
+std::vector<std::weak_ptr<CompiledPrograms::Impl>>& compiled_here() {
+  return Context::current().slot<CompiledHere>().programs;
+}
+
+}  // namespace
+
+CompiledPrograms::CompiledPrograms(CompileOptions options) : impl_(std::make_shared<Impl>(Impl{options})) {
   check<NotImplementedError>(options.executor == Executor::replay,
                              "compile: the executor {} is to come; use Executor::replay",
                              options.executor == Executor::fused ? "fused" : "partition");
   check<ValueError>(options.programs > 0, "compile: room for {} programs; give it room for one at least",
                     options.programs);
-  compiled_here().push_back(this);
+  std::erase_if(compiled_here(), [](const auto& programs) { return programs.expired(); });
+  compiled_here().push_back(impl_);
 }
 
-CompiledPrograms::~CompiledPrograms() {
-  if (Context::current_or_null() != nullptr) std::erase(compiled_here(), this);
-}
+CompiledPrograms::~CompiledPrograms() = default;
 
 CompileStats CompiledPrograms::stats() const {
   CompileStats stats = impl_->counts;
@@ -74,10 +83,7 @@ std::string CompiledPrograms::text() const {
   return text;
 }
 
-void CompiledPrograms::reset() {
-  impl_->frames.clear();
-  impl_->counts = {};
-}
+void CompiledPrograms::reset() { impl_->reset(); }
 
 CompiledPrograms::Result CompiledPrograms::call(
     std::span<const Tensor> inputs, std::vector<std::uint64_t> values,
@@ -128,7 +134,8 @@ std::vector<Tensor> Compiled::operator()(std::span<const Tensor> inputs) const {
 Compiled compile(Step step, CompileOptions options) { return {std::move(step), options}; }
 
 void compile_reset() {
-  for (CompiledPrograms* programs : compiled_here()) programs->reset();
+  for (const auto& programs : compiled_here())
+    if (const auto alive = programs.lock()) alive->reset();
   free_halves_workspace();
 }
 

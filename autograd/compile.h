@@ -66,9 +66,10 @@ class SHERD_API CompiledPrograms {
               const std::function<std::vector<Tensor>()>& body, const std::string& unfit = {},
               const std::function<std::shared_ptr<const void>()>& keep_form = {});
 
- private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+
+ private:
+  std::shared_ptr<Impl> impl_;
 };
 
 /// A compiled function: called as the function. Handles share the programs.
@@ -100,7 +101,7 @@ class SHERD_API Compiled {
 /// that is written. Inside `capture`, `recompute` and another compiled call the step's ops are theirs.
 SHERD_API Compiled compile(Step step, CompileOptions options = {});
 
-/// Resets everything compiled that this rank has called, and gives back the memory that programs share.
+/// Resets everything that was compiled on this thread, and gives back the memory that its programs share.
 SHERD_API void compile_reset();
 
 }  // namespace sherd

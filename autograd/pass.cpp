@@ -191,12 +191,7 @@ void BackwardPass::seed(const Tensor& output, Tensor gradient) {
 void BackwardPass::collect() {
   std::vector<Node*> stack;
   const auto meet = [&](const Edge& edge, DType dtype) {
-    if (Target* target = stopping_ ? target_at(edge) : nullptr) {
-      if (size_of(dtype) == 2) ++target->uses_in_16_bits;
-      target->dtype = dtype;
-      return;
-    }
-    if (leaves(edge)) return;
+    if (stops_at(edge) || leaves(edge)) return;
     if (edge.leaf) {
       if (claim(*edge.leaf, this, call_, title(*edge.leaf))) {
         leaves_.push_back({edge.leaf});
@@ -371,12 +366,9 @@ std::vector<Tensor> BackwardPass::partial(std::span<const Edge> edges, Inputs so
   stopping_ = true;
   since_ = since;
   try {
-    sums_as_leaves_ = true;
     for (const Edge& edge : edges) add_target(edge);
     for (std::size_t i = 0; i < so_far.size(); ++i) targets_[target_of_[i]].gradient = so_far[i];
     differentiate();
-    for (Target& target : targets_)
-      if (target.gradient.defined()) target.gradient = to(target.gradient, target.dtype);
     call_back();
   } catch (...) {
     abort();
@@ -402,10 +394,8 @@ Tensor* BackwardPass::sum_at(const Edge& edge, DType dtype) {
 }
 
 /// Of two in 16 bits the sum is rounded once anyway.
-bool BackwardPass::summed_in_f32(const Edge& edge, DType dtype) {
-  if (!edge.leaf || size_of(dtype) != 2) return false;
-  if (stopping_) return sums_as_leaves_ && target_at(edge)->uses_in_16_bits > 2;
-  return leaves_[edge.leaf->slot].uses_in_16_bits > 2;
+bool BackwardPass::summed_in_f32(const Edge& edge, DType dtype) const {
+  return edge.leaf && !stopping_ && size_of(dtype) == 2 && leaves_[edge.leaf->slot].uses_in_16_bits > 2;
 }
 
 /// Adds what came along `edge` to `sum`, which `sum_at` gave for it.
@@ -543,6 +533,12 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far, Tensor* sums) {
   for (std::uint64_t& word : needs) word = 0;
   for (std::size_t i = 0; i < node.edges.size(); ++i)
     if (wanted(node.edges[i])) needs[i / 64] |= std::uint64_t{1} << (i % 64);
+  InlineVec<std::uint64_t, 1> in_f32(place.peephole != nullptr && place.peephole->of_several ? needs.size()
+                                                                                             : 0);
+  for (std::uint64_t& word : in_f32) word = 0;
+  for (std::size_t i = 0; in_f32.size() > 0 && i < node.edges.size(); ++i)
+    if (wanted(node.edges[i]) && summed_in_f32(node.edges[i], node.specs[i].dtype))
+      in_f32[i / 64] |= std::uint64_t{1} << (i % 64);
   const RuleScope scope(state_, node.op.get(), options_.create_graph);
   Tensors gradients = node.op->grad({place.gradients,
                                      inputs,
@@ -550,7 +546,7 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far, Tensor* sums) {
                                      node.specs,
                                      needs,
                                      options_.create_graph,
-                                     {so_far, spare, std::exchange(place.sums, {}), sums},
+                                     {so_far, spare, std::exchange(place.sums, {}), sums, in_f32},
                                      options_.retain_graph});
   check<InternalError>(
       gradients.size() == node.edges.size(),

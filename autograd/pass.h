@@ -102,8 +102,6 @@ class BackwardPass {
   struct Target {
     Edge edge;
     Tensor gradient;
-    DType dtype{};            // of what comes along the edge
-    int uses_in_16_bits = 0;  // in `partial`
   };
 
   void differentiate();
@@ -118,7 +116,7 @@ class BackwardPass {
   bool takes_sums(const Edge& edge);
   Tensors gradients_of(Place& place, Inputs so_far, Tensor* sums);
   Tensor* sum_at(const Edge& edge, DType dtype);
-  bool summed_in_f32(const Edge& edge, DType dtype);
+  bool summed_in_f32(const Edge& edge, DType dtype) const;
   void add(const Edge& edge, Tensor& sum, Tensor gradient);
   Tensor whole(LeafPlace& place);
   void deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input, bool whole,
@@ -149,8 +147,7 @@ class BackwardPass {
   bool feeding_ = true;    // gives gradients to sinks and `.grad`
   bool stopping_ = false;  // `partial`: goes no further than targets and nodes older than `since_`
   std::uint64_t since_ = 0;
-  bool sums_as_leaves_ = false;  // `partial`: what comes to a leaf is summed as if it were the whole
-  bool announced_ = false;       // owners of storage expect reads
+  bool announced_ = false;  // owners of storage expect reads
   std::vector<std::pair<Edge, Tensor>> seeds_;
   std::vector<Place> places_;
   std::size_t next_ = 0;  // places before this one are done

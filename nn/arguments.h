@@ -66,7 +66,10 @@ void describe(const T& value, std::vector<Tensor>& tensors, std::vector<std::uin
     words.push_back(word);
     if constexpr (sizeof(T) > sizeof(word)) unfit = "a long double";
   } else if constexpr (requires(T& found) { tensors_in(found, [](Tensor&) {}); }) {
-    if constexpr (has_only_tensors<T>()) {
+    constexpr bool names_values = requires { values_in(value, [](const auto&) {}); };
+    if constexpr (names_values)
+      values_in(value, [&](const auto& field) { describe(field, tensors, words, unfit); });
+    if constexpr (names_values || has_only_tensors<T>()) {
       const auto* begin = reinterpret_cast<const std::byte*>(&value);
       each_tensor(const_cast<T&>(value), [&](Tensor& t) {
         words.push_back(static_cast<std::uint64_t>(reinterpret_cast<const std::byte*>(&t) - begin));

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "autograd/pass.h"
+#include "autograd/region.h"
 #include "autograd/tape.h"
 #include "runtime/apply.h"
 
@@ -24,7 +25,7 @@ std::uint64_t word(Device device) {
 /// The op of a call's node.
 class CompiledCall final : public AnyOp {
  public:
-  static constexpr Peephole sums{.adds_gradients = ~Mask{0}};
+  static constexpr Peephole sums{.adds_gradients = ~Mask{0}, .of_several = true};
   explicit CompiledCall(std::shared_ptr<FrameCall> call) : call_(std::move(call)) {}
   std::string_view name() const override { return "compiled"; }
   std::string text() const override { return "compiled"; }
@@ -155,16 +156,27 @@ namespace {
 template <class Nodes>
 void check_held(const CaptureTracer& tracer, const Nodes& nodes, const std::vector<Tensor>& outputs) {
   std::unordered_map<const Storage*, std::uint32_t> handles;
+  std::unordered_set<const Trace*> regions;
   const auto kept = [&](const SavedTensor& saved) {
     if (!saved.value.defined()) return;
     const Storage& storage = saved.value.storage();
     check<StateError>(storage.version() == saved.version,
                       "compile: a value of shape {} that a gradient needs was changed in place",
                       saved.value.shape());
-    check<StateError>(!storage.owned(),
-                      "compile: a value of shape {} that a gradient needs has an owner, as in recompute",
-                      saved.value.shape());
     ++handles[&storage];
+    if (!storage.owned()) return;
+    const Trace* again = region_trace(*storage.owner());
+    check<StateError>(again != nullptr, "compile: a value of shape {} that a gradient needs has an owner",
+                      saved.value.shape());
+    if (!regions.insert(again).second) return;
+    for (const TracedStorage& from : again->storages) {
+      if (!from.outside) continue;
+      check<StateError>(
+          from.version == from.outside->version() && !from.outside->owned(),
+          "compile: a tensor of {} bytes that recompute reads was changed in place, or has an owner",
+          from.bytes);
+      ++handles[from.outside.get()];
+    }
   };
   for (const Ref<Node>& node : nodes) {
     for (const SavedTensor& saved : node->saved_inputs) kept(saved);
@@ -233,6 +245,29 @@ std::uint32_t Frame::keep(Tracer& tracer, const Ref<Storage>& storage, FrameCall
   return number;
 }
 
+/// The number of a storage that a region of `recompute` makes again.
+std::uint32_t Frame::keep_region(Tracer& tracer, const Storage& storage, FrameCall& call,
+                                 std::vector<const StorageOwner*>& met) {
+  const StorageOwner& owner = *storage.owner();
+  const auto region = static_cast<std::uint32_t>(std::ranges::find(met, &owner) - met.begin());
+  if (region == met.size()) {
+    met.push_back(&owner);
+    Again again{*region_trace(owner)};
+    for (std::uint32_t i = 0; i < again.trace.storages.size(); ++i)
+      if (const Ref<Storage> outside = std::exchange(again.trace.storages[i].outside, {}))
+        again.outside.emplace_back(i, keep(tracer, outside, call));
+    regions_.push_back(std::move(again));
+  }
+  const std::uint32_t index = region_index(owner, storage);
+  const auto known = std::ranges::find_if(
+      kept_, [&](const KeptFrom& from) { return from.region == region && from.index == index; });
+  const auto number = static_cast<std::uint32_t>(known - kept_.begin());
+  if (known != kept_.end()) return number;
+  kept_.push_back({TracedTensor::none, {}, region, index});
+  call.kept.emplace_back();
+  return number;
+}
+
 Frame::Way Frame::way_of(const Edge& edge, const Spec& spec, const Graph& graph,
                          const std::vector<Tensor>& inputs) {
   if (!edge) return {};
@@ -254,10 +289,13 @@ Frame::Way Frame::way_of(const Edge& edge, const Spec& spec, const Graph& graph,
 
 void Frame::learn_nodes(Tracer& tracer, const Graph& graph, const std::vector<Tensor>& inputs,
                         FrameCall& call) {
+  std::vector<const StorageOwner*> met;
   const auto kept = [&](const SavedTensor& saved) -> std::optional<KeptTensor> {
     if (!saved.value.defined()) return {};
-    return KeptTensor{keep(tracer, saved.value.storage_ref(), call), saved.value.layout(),
-                      saved.value.dtype()};
+    const std::uint32_t number = saved.value.storage().owned()
+                                     ? keep_region(tracer, saved.value.storage(), call, met)
+                                     : keep(tracer, saved.value.storage_ref(), call);
+    return KeptTensor{number, saved.value.layout(), saved.value.dtype()};
   };
   for (const Ref<Node>& node : graph.nodes) {
     Recipe& recipe = recipes_.emplace_back();
@@ -271,6 +309,31 @@ void Frame::learn_nodes(Tracer& tracer, const Graph& graph, const std::vector<Te
   }
 }
 
+/// The call's node has an edge to each target. A leaf of 16 bits has one for each use, in the order of a
+/// backward, since a pass counts them, and sums more than two in f32.
+void Frame::number_edges() {
+  std::vector<std::uint32_t> uses(targets_.size());
+  for (const Recipe& recipe : recipes_)
+    for (const Way& way : recipe.ways)
+      if (way.to == Way::To::target) ++uses[way.index];
+  const auto apart = [&](std::uint32_t t) {
+    return targets_[t].leaf && size_of(targets_[t].spec.dtype) == 2 && uses[t] > 1;
+  };
+  for (auto recipe = recipes_.rbegin(); recipe != recipes_.rend(); ++recipe)
+    for (Way& way : recipe->ways) {
+      if (way.to != Way::To::target || !apart(way.index)) continue;
+      way.output = static_cast<std::uint32_t>(edges_.size());
+      edges_.push_back(way.index);
+    }
+  for (std::uint32_t t = 0; t < targets_.size(); ++t)
+    if (!apart(t)) edges_.push_back(t);
+  for (std::uint32_t t = 0; t < targets_.size(); ++t)
+    targets_[t].edge = static_cast<std::uint32_t>(std::ranges::find(edges_, t) - edges_.begin());
+  for (Recipe& recipe : recipes_)
+    for (Way& way : recipe.ways)
+      if (way.to == Way::To::target && !apart(way.index)) way.output = targets_[way.index].edge;
+}
+
 /// Returns those that the program returns.
 std::vector<Tensor> Frame::learn_outputs(Tracer& tracer, const Graph& graph,
                                          const std::vector<Tensor>& inputs,
@@ -282,7 +345,9 @@ std::vector<Tensor> Frame::learn_outputs(Tracer& tracer, const Graph& graph,
     output.defined = t.defined();
     for (std::uint32_t i = 0; i < inputs.size() && output.defined && !output.input; ++i)
       if (t.is(inputs[i])) output.input = i;
-    if (!output.defined || output.input) continue;
+    for (std::uint32_t i = 0; i + 1 < outputs_.size() && output.defined && !output.twin; ++i)
+      if (t.is(outputs[i])) output.twin = i;
+    if (!output.defined || output.input || output.twin) continue;
     const bool wanted = wants_grad(t), inside = wanted && graph.has(record_of(t)->edge);
     const std::uint32_t storage = tracer.index_of(t.storage());
     const bool of_input = std::ranges::count(tracer.inputs(), storage) > 0;
@@ -329,6 +394,7 @@ void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::
   tracer.check_drawn();
   const Graph graph = graph_of(tracer, defined, since);
   learn_nodes(tracer, graph, inputs, call);
+  number_edges();
   const std::vector<Tensor> results = learn_outputs(tracer, graph, inputs, outputs);
   found_ = std::move(tracer.found);
   Recorded recorded = tracer.take(inputs, results);
@@ -370,7 +436,8 @@ void Frame::find_edges(FrameCall& call, const std::vector<Tensor>& inputs) const
   for (std::size_t i = 0; i < targets_.size() && targets_[i].input; ++i)
     for (std::size_t j = 0; j < targets_.size(); ++j)
       call.twins = call.twins || (i != j && same(call.edges[i], call.edges[j]));
-  for (const Program::Impl::Handed& kept : call.kept) call.versions.push_back(kept.memory->version());
+  for (const Program::Impl::Handed& kept : call.kept)
+    call.versions.push_back(kept.memory ? kept.memory->version() : 0);
 }
 
 /// Gives the outputs of a call one node as their history.
@@ -378,10 +445,10 @@ void Frame::attach(const std::shared_ptr<FrameCall>& call, const std::vector<Ten
   if (targets_.empty()) return;
   auto node = make_ref<Node>();
   node->op = make_ref<const CompiledCall>(call);
-  for (std::size_t i = 0; i < targets_.size(); ++i) {
-    node->edges.push_back(call->edges[i]);
+  for (const std::uint32_t t : edges_) {
+    node->edges.push_back(call->edges[t]);
     node->saved_inputs.push_back({});
-    node->specs.push_back(targets_[i].spec);
+    node->specs.push_back(targets_[t].spec);
   }
   node->sequence = Context::current().slot<Tape>().sequence_behind(call->edges);
   for (const Spec& spec : result_specs_) {
@@ -414,9 +481,11 @@ std::vector<Tensor> Frame::replay(const std::vector<Tensor>& inputs) {
   const std::vector<Tensor> results = forward_->run_half(inputs, call->kept, false, call->start);
   std::vector<Tensor> outputs;
   for (const Output& output : outputs_) {
-    Tensor& t = outputs.emplace_back(output.input    ? inputs[*output.input]
-                                     : output.result ? results[*output.result]
-                                                     : output.outside);
+    Tensor& t = outputs.emplace_back();
+    t = output.input    ? inputs[*output.input]
+        : output.twin   ? outputs[*output.twin]
+        : output.result ? results[*output.result]
+                        : output.outside;
     if (!output.result) continue;
     t.impl()->view = output.view;
     t.impl()->alias = output.alias;
@@ -427,31 +496,66 @@ std::vector<Tensor> Frame::replay(const std::vector<Tensor>& inputs) {
   return outputs;
 }
 
+/// The op with the random numbers of this call.
+Ref<const AnyOp> Frame::op_of(const FrameCall& call, const Ref<const AnyOp>& op) const {
+  const RandomKey* drawn = op->random_key();
+  if (drawn == nullptr || drawn->seed != begin_.seed || drawn->offset < begin_.offset ||
+      drawn->offset >= end_.offset)
+    return op;
+  return op->keep_drawing({call.start.seed, call.start.offset + (drawn->offset - begin_.offset)});
+}
+
+/// What is kept, by number: regions of `recompute` are made anew around what the call kept for them.
+std::vector<Ref<Storage>> Frame::storages_of(const FrameCall& call) const {
+  std::vector<std::shared_ptr<StorageOwner>> regions;
+  for (const Again& again : regions_) {
+    Trace trace = again.trace;
+    std::vector<std::int64_t> shift(trace.storages.size());
+    for (const auto& [storage, number] : again.outside) {
+      trace.storages[storage].outside = call.kept[number].memory;
+      trace.storages[storage].version = call.versions[number];
+      shift[storage] = call.kept[number].shift;
+    }
+    for (TracedOp& traced : trace.ops) {
+      traced.op = op_of(call, traced.op);
+      for (auto* list : {&traced.in, &traced.out})
+        for (TracedTensor& t : *list)
+          if (t.storage != TracedTensor::none) t.layout.offset += shift[t.storage];
+    }
+    regions.push_back(make_region(std::move(trace)));
+  }
+  std::vector<Ref<Storage>> storages;
+  for (std::size_t k = 0; k < kept_.size(); ++k)
+    storages.push_back(kept_[k].region ? released_by(regions[*kept_[k].region], kept_[k].index)
+                                       : call.kept[k].memory);
+  return storages;
+}
+
 /// By the graph that eager ops would have recorded, made anew of what the call kept.
 Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args) const {
   Tape& tape = Context::current().slot<Tape>();
   const std::uint64_t since = tape.sequence_behind(call.edges);
+  const std::vector<Ref<Storage>> storages = storages_of(call);
   std::vector<Ref<Node>> nodes;
+  // Of a leaf whose gradient the pass sums in f32, each use goes to a leaf of its own.
+  std::vector<Ref<Leaf>> uses(edges_.size());
+  for (std::size_t i = 0; i < edges_.size(); ++i)
+    if (args.beside.is_in_f32(i)) uses[i] = make_ref<Leaf>(targets_[edges_[i]].spec);
   const auto edge = [&](const Way& way) -> Edge {
+    if (way.to == Way::To::target && uses[way.output]) return {{}, 0, uses[way.output]};
     if (way.to == Way::To::target) return call.edges[way.index];
     return way.to == Way::To::node ? Edge{nodes[way.index], way.output, {}} : Edge{};
   };
   const auto saved = [&](const std::optional<KeptTensor>& kept) -> SavedTensor {
     if (!kept) return {};
-    const Program::Impl::Handed& from = call.kept[kept->number];
     Layout layout = kept->layout;
-    layout.offset += from.shift;
-    return {Tensor(make_ref<TensorImpl>(from.memory, std::move(layout), kept->dtype)),
+    layout.offset += call.kept[kept->number].shift;
+    return {Tensor(make_ref<TensorImpl>(storages[kept->number], std::move(layout), kept->dtype)),
             call.versions[kept->number]};
   };
   for (const Recipe& recipe : recipes_) {
     Ref<Node>& node = nodes.emplace_back(make_ref<Node>());
-    const RandomKey* drawn = recipe.op->random_key();
-    const bool here = drawn != nullptr && drawn->seed == begin_.seed && drawn->offset >= begin_.offset &&
-                      drawn->offset < end_.offset;
-    node->op =
-        here ? recipe.op->keep_drawing({call.start.seed, call.start.offset + (drawn->offset - begin_.offset)})
-             : recipe.op;
+    node->op = op_of(call, recipe.op);
     for (const Way& way : recipe.ways) node->edges.push_back(edge(way));
     for (const auto& kept : recipe.inputs) node->saved_inputs.push_back(saved(kept));
     for (const auto& kept : recipe.outputs) node->saved_outputs.push_back(saved(kept));
@@ -465,14 +569,14 @@ Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args) const 
   std::vector<Edge> wanted;
   Tensors so_far;
   std::vector<std::size_t> places;
-  for (std::size_t i = 0; i < targets_.size(); ++i) {
-    if (!args.need(i)) continue;
-    wanted.push_back(call.edges[i]);
+  for (std::size_t i = 0; i < edges_.size(); ++i) {
+    if (!args.need(i) || (!uses[i] && i != targets_[edges_[i]].edge)) continue;
+    wanted.push_back(uses[i] ? Edge{{}, 0, uses[i]} : call.edges[edges_[i]]);
     so_far.push_back(i < args.beside.so_far.size() ? args.beside.so_far[i] : Tensor{});
     places.push_back(i);
   }
   std::vector<Tensor> found = pass.partial(wanted, {so_far.begin(), so_far.size()}, since);
-  Tensors gradients(targets_.size());
+  Tensors gradients(edges_.size());
   for (std::size_t k = 0; k < places.size(); ++k) gradients[places[k]] = std::move(found[k]);
   return gradients;
 }
@@ -500,8 +604,8 @@ Tensors Frame::run(Backward& backward, FrameCall& call, const GradArgs& args,
     call.kept.clear();
   }
   const std::vector<Tensor> results = backward.program->run_half(given, kept, !args.retain_graph, call.start);
-  Tensors gradients(targets_.size());
-  for (std::size_t i = 0; i < targets_.size(); ++i)
+  Tensors gradients(edges_.size());
+  for (std::size_t i = 0; i < edges_.size(); ++i)
     if (backward.results[i]) gradients[i] = results[*backward.results[i]];
   return gradients;
 }
@@ -577,6 +681,7 @@ Tensors Frame::backward(FrameCall& call, const GradArgs& args) {
     if (t.defined()) given.push_back(t);
   };
   for (const Tensor& t : args.gy) add(t);
+  words.insert(words.end(), args.beside.in_f32.begin(), args.beside.in_f32.end());
   words.push_back(args.beside.so_far.size());
   for (const Tensor& t : args.beside.so_far) add(t);
   describe(given, Gradients::ignored, words);

@@ -65,7 +65,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   /// Where a gradient goes in the frame.
   struct Way {
     enum class To { nowhere, node, target } to = To::nowhere;
-    std::uint32_t index = 0, output = 0;
+    std::uint32_t index = 0, output = 0;  // of a target: the edge of the call's node that it counts for
   };
   struct KeptTensor {
     std::uint32_t number;
@@ -81,16 +81,25 @@ class Frame : public std::enable_shared_from_this<Frame> {
   };
   struct Target {
     std::optional<std::uint32_t> input;  // whose history it is; else a leaf
-    Ref<Leaf> leaf{};
+    Ref<Leaf> leaf{};                    // also of an input
     Spec spec{};
+    std::uint32_t edge = 0;  // of the call's node, its first
   };
   struct KeptFrom {
-    std::uint32_t storage;   // of the forward's trace; none: it has no part in it
-    Ref<Storage> outside{};  // neither made by the forward nor given to it
+    std::uint32_t storage;                  // of the forward's trace; none: it has no part in it
+    Ref<Storage> outside{};                 // neither made by the forward nor given to it
+    std::optional<std::uint32_t> region{};  // or a region's, which does not keep it but makes it again
+    std::uint32_t index = 0;                // in the region's trace
+  };
+  /// A region of `recompute`.
+  struct Again {
+    Trace trace;                                                     // without what was outside
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> outside{};  // storage, number of what is kept
   };
   struct Output {
     bool defined = false;
     std::optional<std::uint32_t> input{};     // it is that very tensor
+    std::optional<std::uint32_t> twin{};      // or that very output
     Tensor outside{};                         // or this one
     std::optional<std::uint32_t> result{};    // of the program
     std::optional<std::uint32_t> gradient{};  // of the node
@@ -99,7 +108,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   struct Backward {
     Words key;
     std::unique_ptr<Program::Impl> program;             // null: what it does cannot be a program
-    std::vector<std::optional<std::uint32_t>> results;  // by target
+    std::vector<std::optional<std::uint32_t>> results;  // by edge of the call's node
     std::vector<std::uint32_t> reads;                   // numbers of what is kept
   };
 
@@ -108,6 +117,11 @@ class Frame : public std::enable_shared_from_this<Frame> {
   static Graph graph_of(Tracer& tracer, const std::vector<Tensor>& outputs, std::uint64_t since);
   Way way_of(const Edge& edge, const Spec& spec, const Graph& graph, const std::vector<Tensor>& inputs);
   std::uint32_t keep(Tracer& tracer, const Ref<Storage>& storage, FrameCall& call);
+  std::uint32_t keep_region(Tracer& tracer, const Storage& storage, FrameCall& call,
+                            std::vector<const StorageOwner*>& met);
+  Ref<const AnyOp> op_of(const FrameCall& call, const Ref<const AnyOp>& op) const;
+  std::vector<Ref<Storage>> storages_of(const FrameCall& call) const;
+  void number_edges();
   void learn_nodes(Tracer& tracer, const Graph& graph, const std::vector<Tensor>& inputs, FrameCall& call);
   std::vector<Tensor> learn_outputs(Tracer& tracer, const Graph& graph, const std::vector<Tensor>& inputs,
                                     const std::vector<Tensor>& outputs);
@@ -128,7 +142,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<Way> result_ways_;  // by output of the node
   Specs result_specs_;
   std::vector<Target> targets_;
+  std::vector<std::uint32_t> edges_;  // of the call's node: each one's target
   std::vector<KeptFrom> kept_;
+  std::vector<Again> regions_;
   std::vector<Output> outputs_;
   std::vector<std::pair<Tensor, bool>> found_;  // outside, and whether they want gradients
   RandomKey begin_{}, end_{};
