@@ -156,7 +156,8 @@ std::vector<Case> all_layers() {
       with<MultiheadAttention>([](MultiheadAttention& m, int, DType dtype) {
         Tensor x = to(randn({5, 2, 8}), dtype).requires_grad_();
         const Tensor y = m(x, x, x), z = m(y, x, x, Causal::yes);
-        const Tensor hidden = gt(randn({2, 5}), 1), late = m(y, x, x, {.key_padding_mask = hidden});
+        const Tensor hidden = greater(randn({2, 5}), ones({2, 5})),
+                     late = m(y, x, x, {.key_padding_mask = hidden});
         sum(late).backward({}, true);
         sum(square(z)).backward();
         return std::vector<Tensor>{y.detach(), z.detach(), x.grad()};
@@ -496,4 +497,83 @@ TEST_CASE("compile: random sequences of events are equal to the bit to eager one
     hits += compiled_programs(compiled).stats().hits;
   }
   CHECK(hits > 60);
+}
+
+namespace {
+
+/// Stands for what shards a module.
+struct Keeper final : ModuleExtension {
+  void change(const std::function<Tensor(const Tensor&)>&) override {}
+  std::shared_ptr<ModuleExtension> clone(const ClonedParameters&) const override {
+    return std::make_shared<Keeper>();
+  }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "compile: a sharded module, or one with a sharded one below, is refused, and runs eagerly if sharded "
+    "after") {
+  Small model = small(), other = small();
+  model.norm.extend(std::make_shared<Keeper>());
+  CHECK_THROWS_WITH(nn::compile(model), ContainsSubstring("BatchNorm1d is sharded"));
+  nn::compile(other);
+  other(batch());
+  other.norm.extend(std::make_shared<Keeper>());
+  const int before = other.runs;
+  other(batch());
+  other(batch());
+  CHECK(other.runs == before + 2);
+}
+
+TEST_CASE(
+    "compile: what leaves a program has memory of its own, and what it kept goes when the backward is over") {
+  Small model = small();
+  nn::compile(model);
+  manual_seed(3);
+  const auto held = [] { return Context::current().memory().held(DeviceType::cpu)[MemoryUse::activations]; };
+  for (int i = 0; i < 2; ++i) sum(model(batch())).backward();
+  const Tensor x = batch(), a = model(x), kept = clone(a.detach());
+  const std::int64_t before = held();
+  {
+    const Tensor b = model(mul(x, 2));
+    CHECK(held() > before);
+    CHECK(equal_bits(a.detach(), kept));
+    sum(b).backward();
+    CHECK(equal_bits(a.detach(), kept));
+    CHECK(held() <= before + static_cast<std::int64_t>(b.storage().bytes()) + 1024);
+  }
+  CHECK(held() <= before);
+  sum(a).backward();
+  CHECK(equal_bits(a.detach(), kept));
+}
+
+TEST_CASE("compile: a compiled layer inside an eager model, in a captured step, and in a list of layers") {
+  manual_seed(4);
+  Sequential eager{Linear(6, 8), Gelu(), Linear(8, 8), Dropout(0.2), Linear(8, 2)};
+  Sequential compiled = eager.clone();
+  nn::compile(compiled[2]);
+  nn::compile(compiled[0]);
+  for (int i = 0; i < 4; ++i) {
+    const auto step = [&](Sequential& model) {
+      manual_seed(static_cast<std::uint64_t>(i));
+      sum(square(model(batch()))).backward();
+    };
+    step(eager);
+    step(compiled);
+    check_equal(state_of(eager), state_of(compiled));
+  }
+  CHECK(compiled_programs(compiled[2]).stats().hits == 3);
+  const Tensor x = batch();
+  compiled.zero_grad();
+  Program program = capture(
+      [&](std::span<const Tensor> in) {
+        const Tensor loss = sum(square(compiled(in[0])));
+        loss.backward();
+        compiled.zero_grad();
+        return std::vector<Tensor>{loss};
+      },
+      {x});
+  CHECK(program.size() > 8);
+  CHECK(compiled_programs(compiled[2]).stats().hits == 3);
 }
