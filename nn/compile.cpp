@@ -32,7 +32,6 @@ class Guards final : public MemberVisitor {
     const Parameter& parameter = member.object();
     if (parameter.owner() != nullptr) unfit = "a parameter is sharded";
     add(parameter.tensor());
-    words_.push_back(parameter.tensor().requires_grad() ? 1 : 0);
   }
   void buffer(std::string_view, Buffer& member) override {
     words_.push_back(member.tensor().defined() ? 1 : 0);

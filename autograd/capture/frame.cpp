@@ -478,7 +478,7 @@ std::vector<Tensor> Frame::replay(const std::vector<Tensor>& inputs) {
   call->kept.resize(kept_.size());
   for (std::size_t k = 0; k < kept_.size(); ++k) call->kept[k].memory = kept_[k].outside;
   generator.set_state({call->start.seed, call->start.offset + (end_.offset - begin_.offset)});
-  const std::vector<Tensor> results = forward_->run_half(inputs, call->kept, false, call->start);
+  const std::vector<Tensor> results = forward_->run_half(inputs, call->kept, call->start);
   std::vector<Tensor> outputs;
   for (const Output& output : outputs_) {
     Tensor& t = outputs.emplace_back();
@@ -603,7 +603,7 @@ Tensors Frame::run(Backward& backward, FrameCall& call, const GradArgs& args,
     for (const std::uint32_t k : backward.reads) kept[k] = std::move(call.kept[k]);
     call.kept.clear();
   }
-  const std::vector<Tensor> results = backward.program->run_half(given, kept, !args.retain_graph, call.start);
+  const std::vector<Tensor> results = backward.program->run_half(given, kept, call.start);
   Tensors gradients(edges_.size());
   for (std::size_t i = 0; i < edges_.size(); ++i)
     if (backward.results[i]) gradients[i] = results[*backward.results[i]];

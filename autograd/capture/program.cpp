@@ -515,7 +515,7 @@ std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
 }
 
 std::vector<Tensor> Program::Impl::run_half(const std::vector<Tensor>& given, std::vector<Handed>& kept,
-                                            bool consumes, RandomKey start) {
+                                            RandomKey start) {
   const NoGrad no_grad;
   random.start = start;
   const ReplayingRandom drawing(random);
@@ -528,7 +528,6 @@ std::vector<Tensor> Program::Impl::run_half(const std::vector<Tensor>& given, st
     for (const std::uint32_t s : step.makes)
       bind(s, Storage::allocate(trace.storages[s].device, trace.storages[s].bytes));
     run_step(step);
-    if (!consumes) continue;
     for (const std::uint32_t s : step.frees) {
       bind(s, {});
       kept[places[s].index].memory = {};

@@ -94,10 +94,8 @@ struct Program::Impl {
 
   Impl(Recorded recorded, std::vector<Tensor> returned, std::optional<Cut> cut = {});
   /// Runs a half. `given` is as it was traced. `kept`, by number, gets what this half makes for the other, or
-  /// has what it is handed, of which it lets go after the last use where it `consumes`. Random numbers are
-  /// drawn from `start`.
-  std::vector<Tensor> run_half(const std::vector<Tensor>& given, std::vector<Handed>& kept, bool consumes,
-                               RandomKey start);
+  /// has what it is handed, which goes after its last use. Random numbers are drawn from `start`.
+  std::vector<Tensor> run_half(const std::vector<Tensor>& given, std::vector<Handed>& kept, RandomKey start);
   /// Whether writes to inputs and to what it found do what the step's ops would.
   bool can_write(const std::vector<Tensor>& given) const;
   std::vector<Tensor> replay(const std::vector<Tensor>& given);

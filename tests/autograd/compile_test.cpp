@@ -110,14 +110,16 @@ TEST_CASE("compile: the text shows forward and backward, and what crosses under 
 TEST_CASE("compile: what differs from what a program is for gets a program of its own") {
   Tensor w = leaf({8, 8});
   int runs = 0;
-  const Compiled compiled = compile([&](std::span<const Tensor> in) {
-    ++runs;
-    Tensor y = in[0];
-    for (const Tensor& t : in) y = add(y, t);
-    return std::vector<Tensor>{
-        add(matmul(y, w),
-            zeros({8}, in[0].dtype() == DType::f32 ? TensorOptions{} : TensorOptions{in[0].dtype()}))};
-  });
+  const Compiled compiled = compile(
+      [&](std::span<const Tensor> in) {
+        ++runs;
+        Tensor y = in[0];
+        for (const Tensor& t : in) y = add(y, t);
+        return std::vector<Tensor>{
+            add(matmul(y, w),
+                zeros({8}, in[0].dtype() == DType::f32 ? TensorOptions{} : TensorOptions{in[0].dtype()}))};
+      },
+      {.programs = 32});
   const auto square_of = [](DType dtype = DType::f32) { return to(randn({8, 8}), dtype); };
   const auto meets = [&](std::string_view what, const std::function<std::vector<Tensor>()>& inputs) {
     INFO(what);
@@ -543,4 +545,81 @@ TEST_CASE("compile: recompute is honoured, its dropout drawn again, in any backw
     CHECK(same_bits(run(plain, eager), run(compiled, net)));
   }
   CHECK(compiled.stats().hits >= 3);
+}
+
+TEST_CASE("compile: inputs that share memory are told apart by where they lie in it") {
+  const Step step = [](std::span<const Tensor> in) { return std::vector<Tensor>{add(mul(in[0], 3), in[1])}; };
+  const Compiled compiled = compile(step);
+  const Tensor all = randn({8, 3});
+  const auto rows = [&](std::int64_t a, std::int64_t b) {
+    return std::vector{narrow(all, 0, a, 2), narrow(all, 0, b, 2)};
+  };
+  for (const auto& [a, b] : {std::pair(0, 4), {0, 3}, {1, 5}, {0, 4}, {2, 2}, {5, 1}}) {
+    const std::vector<Tensor> in = rows(a, b);
+    CHECK(same_bits(step(in), compiled(std::span(in))));
+  }
+  CHECK(compiled.stats().hits == 2);
+}
+
+TEST_CASE("compile: an input at another place of its memory is kept and read there") {
+  Tensor w = leaf({4, 4});
+  const Step step = [&](std::span<const Tensor> in) { return std::vector<Tensor>{matmul(in[0], w)}; };
+  const Compiled compiled = compile(step);
+  const Tensor all = randn({12, 4});
+  for (int i = 0; i < 4; ++i) {
+    const auto run = [&](const Step& fn) {
+      w.set_grad({});
+      const Tensor x = narrow(all, 0, 3 * i, 3);
+      sum(square(fn({&x, 1})[0])).backward();
+      return std::vector<Tensor>{w.grad()};
+    };
+    CHECK(same_bits(run(step), run(compiled)));
+  }
+  CHECK(compiled.stats().hits == 3);
+}
+
+TEST_CASE("compile: a leaf that is found outside and given as an input gets both gradients") {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Tensor w = leaf({4, 4}, dtype);
+    const Step step = [&](std::span<const Tensor> in) {
+      return std::vector<Tensor>{matmul(matmul(in[0], w), w)};
+    };
+    const Compiled compiled = compile(step);
+    for (int i = 0; i < 4; ++i) {
+      const auto run = [&](const Step& fn) {
+        w.set_grad({});
+        manual_seed(static_cast<std::uint64_t>(i));
+        const Tensor x = i % 2 == 0 ? to(randn({4, 4}), dtype).requires_grad_() : w;
+        sum(square(fn({&x, 1})[0])).backward();
+        return std::vector<Tensor>{w.grad(), x.grad()};
+      };
+      INFO("call " << i << ", " << name_of(dtype));
+      CHECK(same_bits(run(step), run(compiled)));
+    }
+  }
+}
+
+TEST_CASE("compile: what comes from uses before and after a call adds up in the eager order") {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    Tensor w = leaf({8, 8}, dtype), gain = leaf({8}, dtype), bias = leaf({8}, dtype);
+    const Step step = [&](std::span<const Tensor> in) {
+      return std::vector<Tensor>{add(in[0], matmul(layer_norm(in[0], gain, bias), w)), mul(in[0], 3)};
+    };
+    const Compiled compiled = compile(step);
+    for (int i = 0; i < 3; ++i) {
+      const auto run = [&](const Step& fn) {
+        for (const Tensor& t : {w, gain, bias}) t.set_grad({});
+        manual_seed(static_cast<std::uint64_t>(i));
+        Tensor x = to(randn({8, 8}), dtype).requires_grad_();
+        const Tensor h = mul(x, 1.5), before = matmul(h, w);
+        std::vector<Tensor> y = fn({&h, 1});
+        y = fn({&y[0], 1});
+        const Tensor after = matmul(add(h, y[1]), w);
+        sum(square(add(add(before, y[0]), add(after, h)))).backward();
+        return std::vector<Tensor>{w.grad(), gain.grad(), bias.grad(), x.grad()};
+      };
+      INFO("call " << i << ", " << name_of(dtype));
+      CHECK(same_bits(run(step), run(compiled)));
+    }
+  }
 }

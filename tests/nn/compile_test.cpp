@@ -314,6 +314,14 @@ TEST_CASE("compile: a module's guards: each gets a program of its own, and is ri
   });
 }
 
+namespace {
+struct Overloaded final : Layer<Overloaded> {
+  Tensor forward(const Tensor& t, int times) const { return mul(t, times); }
+  Tensor forward(const Tensor& t, bool negated) const { return negated ? neg(t) : t; }
+  void visit(auto&&) {}
+};
+}  // namespace
+
 TEST_CASE("compile: arguments that are no tensors, and empty ones, are guarded") {
   manual_seed(1);
   Linear layer(4, 4);
@@ -327,6 +335,14 @@ TEST_CASE("compile: arguments that are no tensors, and empty ones, are guarded")
   }
   CHECK(compiled_programs(layer).stats().programs == 4);
   CHECK(compiled_programs(layer).stats().hits == 4);
+
+  Overloaded overloaded;
+  nn::compile(overloaded);
+  for (int i = 0; i < 2; ++i) {
+    CHECK(equal_bits(overloaded(x, 1), x));
+    CHECK(equal_bits(overloaded(x, true), neg(x)));
+    CHECK(equal_bits(overloaded(x, 2), mul(x, 2)));
+  }
 }
 
 TEST_CASE("compile: observers and hooks of the module run around programs; observed below, it runs eagerly") {
