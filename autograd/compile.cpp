@@ -28,10 +28,9 @@ struct CompiledPrograms::Impl {
   CompileStats counts{};
 
   /// The frame for such a call, moved to the front; null where there is none.
-  std::shared_ptr<Frame> find(const Words& key, const std::vector<Tensor>& inputs) {
-    const auto its = std::ranges::find_if(frames, [&](const std::shared_ptr<Frame>& frame) {
-      return frame->key == key && frame->fits(inputs);
-    });
+  std::shared_ptr<Frame> find(const Words& key) {
+    const auto its = std::ranges::find_if(
+        frames, [&](const std::shared_ptr<Frame>& frame) { return frame->key == key && frame->holds(); });
     if (its == frames.end()) return nullptr;
     frames.splice(frames.begin(), frames, its);
     return frames.front();
@@ -103,8 +102,8 @@ CompiledPrograms::Result CompiledPrograms::call(
   const std::vector<Tensor> given(inputs.begin(), inputs.end());
   describe_rank(values);
   describe(given, Gradients::wanted, values);
-  if (const std::shared_ptr<Frame> frame = impl.find(values, given)) {
-    if (!frame->unfit().empty()) {
+  if (const std::shared_ptr<Frame> frame = impl.find(values)) {
+    if (!frame->unfit().empty() || !frame->can_write(given)) {
       ++impl.counts.eager;
       return {body(), nullptr};
     }

@@ -97,7 +97,7 @@ class SHERD_API Compiled {
 /// differs gets one of its own. Tensors that the step finds elsewhere are read and written in place, and
 /// asked at each call whether they require grad; which tensors it finds, and numbers on the host, are as at
 /// the first call: compile a module where those change (`nn::compile`). What cannot be captured is what
-/// `capture` refuses, calls among ranks, `recompute`, hooks on tensors inside, and an input with a history
+/// `capture` refuses, calls among ranks, hooks on tensors inside, and an input with a history
 /// that is written. Inside `capture`, `recompute` and another compiled call the step's ops are theirs.
 SHERD_API Compiled compile(Step step, CompileOptions options = {});
 

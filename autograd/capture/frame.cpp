@@ -466,9 +466,9 @@ void Frame::attach(const std::shared_ptr<FrameCall>& call, const std::vector<Ten
   }
 }
 
-bool Frame::fits(const std::vector<Tensor>& inputs) const {
-  const auto as_it_was = [](const auto& found) { return wants_grad(found.first) == found.second; };
-  return std::ranges::all_of(found_, as_it_was) && (forward_ == nullptr || forward_->can_write(inputs));
+bool Frame::holds() const {
+  return std::ranges::all_of(found_,
+                             [](const auto& found) { return wants_grad(found.first) == found.second; });
 }
 
 std::vector<Tensor> Frame::replay(const std::vector<Tensor>& inputs) {

@@ -40,9 +40,10 @@ class Frame : public std::enable_shared_from_this<Frame> {
   /// for what cannot be captured; without it `unfit()` says it.
   std::vector<Tensor> trace(const std::vector<Tensor>& inputs,
                             const std::function<std::vector<Tensor>()>& body, bool strict);
-  /// Whether the program can run now: what it found outside is trained as it was, and what it writes is not
-  /// what it reads as something else.
-  bool fits(const std::vector<Tensor>& inputs) const;
+  /// Whether what the program found outside is trained as it was.
+  bool holds() const;
+  /// Whether its writes are right now: what it writes is not what it reads as something else.
+  bool can_write(const std::vector<Tensor>& inputs) const { return forward_->can_write(inputs); }
   /// The same results by the program.
   std::vector<Tensor> replay(const std::vector<Tensor>& inputs);
 
