@@ -3,6 +3,7 @@
 
 #include "autograd/autograd.h"
 #include "autograd/capture/capture.h"
+#include "autograd/compile.h"
 #include "autograd/recompute.h"
 #include "collectives/differentiable.h"
 #include "collectives/dry_run.h"
@@ -11,6 +12,7 @@
 #include "collectives/observe.h"
 #include "collectives/world.h"
 #include "nn/batch_sampler.h"
+#include "nn/compile.h"
 #include "nn/data_loader.h"
 #include "nn/ema.h"
 #include "nn/generate.h"

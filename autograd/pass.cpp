@@ -166,6 +166,8 @@ BackwardPass::~BackwardPass() {
   state_.place = outer_place_;
 }
 
+void BackwardPass::seed(const Edge& edge, Tensor gradient) { seeds_.emplace_back(edge, std::move(gradient)); }
+
 void BackwardPass::seed(const Tensor& output, Tensor gradient) {
   check<ValueError>(output.defined(), "{}: output {} is an empty handle", call_, seeds_.size());
   const AutogradRecord* record = record_of(output);
@@ -232,14 +234,11 @@ void BackwardPass::check_alive() const {
         call_, place.node->op->name());
 }
 
-void BackwardPass::add_targets(std::span<const Tensor> inputs) {
-  for (const Tensor& t : inputs) {
-    const Edge& edge = record_of(t)->edge;
-    Target* known = target_at(edge);
-    target_of_.push_back(known != nullptr ? static_cast<std::size_t>(known - targets_.data())
-                                          : targets_.size());
-    if (known == nullptr) targets_.push_back({edge, {}});
-  }
+void BackwardPass::add_target(const Edge& edge) {
+  Target* known = target_at(edge);
+  target_of_.push_back(known != nullptr ? static_cast<std::size_t>(known - targets_.data())
+                                        : targets_.size());
+  if (known == nullptr) targets_.push_back({edge, {}});
 }
 
 BackwardPass::Target* BackwardPass::target_at(const Edge& edge) {
@@ -305,10 +304,9 @@ void BackwardPass::backward() {
   }
 }
 
-/// Computes the gradients of `inputs` and gives nothing to sinks or `.grad`.
-void BackwardPass::differentiate(std::span<const Tensor> inputs) {
+/// Computes the gradients of the targets and gives nothing to sinks or `.grad`.
+void BackwardPass::differentiate() {
   feeding_ = false;
-  add_targets(inputs);
   collect();
   prune();
   check_alive();
@@ -326,7 +324,8 @@ std::vector<Tensor> BackwardPass::grad(std::span<const Tensor> inputs) {
   const MemoryScope held(MemoryUse::gradients);
   const TimelineSlice slice("backward", call_);
   try {
-    differentiate(inputs);
+    for (const Tensor& t : inputs) add_target(record_of(t)->edge);
+    differentiate();
     std::vector<Tensor> results = take_results();
     call_back();
     return results;
@@ -358,10 +357,18 @@ std::vector<Tensor> BackwardPass::take_results() {
 }
 
 std::vector<Tensor> BackwardPass::partial(std::span<const Tensor> inputs, std::uint64_t since) {
+  std::vector<Edge> edges;
+  for (const Tensor& t : inputs) edges.push_back(record_of(t)->edge);
+  return partial(edges, {}, since);
+}
+
+std::vector<Tensor> BackwardPass::partial(std::span<const Edge> edges, Inputs so_far, std::uint64_t since) {
   stopping_ = true;
   since_ = since;
   try {
-    differentiate(inputs);
+    for (const Edge& edge : edges) add_target(edge);
+    for (std::size_t i = 0; i < so_far.size(); ++i) targets_[target_of_[i]].gradient = so_far[i];
+    differentiate();
     call_back();
   } catch (...) {
     abort();
@@ -526,6 +533,12 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far, Tensor* sums) {
   for (std::uint64_t& word : needs) word = 0;
   for (std::size_t i = 0; i < node.edges.size(); ++i)
     if (wanted(node.edges[i])) needs[i / 64] |= std::uint64_t{1} << (i % 64);
+  InlineVec<std::uint64_t, 1> in_f32(place.peephole != nullptr && place.peephole->of_several ? needs.size()
+                                                                                             : 0);
+  for (std::uint64_t& word : in_f32) word = 0;
+  for (std::size_t i = 0; in_f32.size() > 0 && i < node.edges.size(); ++i)
+    if (wanted(node.edges[i]) && summed_in_f32(node.edges[i], node.specs[i].dtype))
+      in_f32[i / 64] |= std::uint64_t{1} << (i % 64);
   const RuleScope scope(state_, node.op.get(), options_.create_graph);
   Tensors gradients = node.op->grad({place.gradients,
                                      inputs,
@@ -533,7 +546,8 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far, Tensor* sums) {
                                      node.specs,
                                      needs,
                                      options_.create_graph,
-                                     {so_far, spare, std::exchange(place.sums, {}), sums}});
+                                     {so_far, spare, std::exchange(place.sums, {}), sums, in_f32},
+                                     options_.retain_graph});
   check<InternalError>(
       gradients.size() == node.edges.size(),
       "backward of {}: its gradient rule gives {} entries for {} inputs; give one an input, empty where "

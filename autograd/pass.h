@@ -54,6 +54,8 @@ class BackwardPass {
 
   /// Adds an output and its upstream gradient; an empty one is 1, for a single element. Errors as `backward`.
   void seed(const Tensor& output, Tensor gradient);
+  /// The same of what `edge` leads to; the gradient fits it.
+  void seed(const Edge& edge, Tensor gradient);
   /// Runs the pass and gives the gradients of leaves to their sinks or `.grad`.
   void backward();
   /// Runs the pass and returns the gradients of `inputs`; sinks and `.grad` get nothing.
@@ -61,6 +63,9 @@ class BackwardPass {
   /// As `grad`, but only through nodes with sequence numbers from `since` on; older ones count as constants.
   /// For gradient rules that differentiate the ops they have just applied.
   std::vector<Tensor> partial(std::span<const Tensor> inputs, std::uint64_t since);
+  /// The same for what came along `edges`, each beside what came from elsewhere `so_far` (empty handles, or
+  /// none at all): the results are the sums.
+  std::vector<Tensor> partial(std::span<const Edge> edges, Inputs so_far, std::uint64_t since);
   void queue(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
   /// `passing` is told the place of the first node that was recorded before `below`, ahead of its hooks and
   /// its rule, and says before which place it is to be told next; 0: no more.
@@ -99,7 +104,7 @@ class BackwardPass {
     Tensor gradient;
   };
 
-  void differentiate(std::span<const Tensor> inputs);
+  void differentiate();
   void collect();
   void prune();
   void announce();
@@ -123,7 +128,7 @@ class BackwardPass {
   void reads_over(const Node& node);
   void abort() noexcept;
 
-  void add_targets(std::span<const Tensor> inputs);
+  void add_target(const Edge& edge);
   Target* target_at(const Edge& edge);
   bool stops_at(const Edge& edge) { return stopping_ && target_at(edge) != nullptr; }
   /// Whether an edge leads out of the part that `partial` differentiates.

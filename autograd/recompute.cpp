@@ -6,6 +6,7 @@
 
 #include "autograd/capture/effects.h"
 #include "autograd/node.h"
+#include "autograd/region.h"
 #include "autograd/tape.h"
 #include "autograd/trace.h"
 #include "runtime/apply.h"
@@ -52,6 +53,8 @@ class Region final : public StorageOwner {
     held_[&storage] = {index, 0};
     by_index_[index] = &storage;
   }
+  const Trace& trace() const { return trace_; }
+  std::uint32_t index_of(const Storage& storage) const { return held_.at(&storage).index; }
   /// Forgets ops that no held storage depends on, and the tensors from outside that only those read.
   void trim();
 
@@ -262,6 +265,25 @@ struct RecordingState {
 RecordingState& state() { return Context::current().slot<RecordingState>(); }
 
 }  // namespace
+
+const Trace* region_trace(const StorageOwner& owner) {
+  const auto* region = dynamic_cast<const Region*>(&owner);
+  return region != nullptr ? &region->trace() : nullptr;
+}
+
+std::uint32_t region_index(const StorageOwner& owner, const Storage& storage) {
+  return dynamic_cast<const Region&>(owner).index_of(storage);
+}
+
+std::shared_ptr<StorageOwner> make_region(Trace trace) { return std::make_shared<Region>(std::move(trace)); }
+
+Ref<Storage> released_by(const std::shared_ptr<StorageOwner>& region, std::uint32_t index) {
+  auto& holder = dynamic_cast<Region&>(*region);
+  const TracedStorage& traced = holder.trace().storages[index];
+  Ref<Storage> storage = Storage::released(traced.device, traced.bytes, region);
+  holder.hold(*storage, index);
+  return storage;
+}
 
 std::shared_ptr<const RecordedRegion> recording_region() { return state().region; }
 void keep_results_in_region() { state().keeps = state().region != nullptr; }

@@ -134,6 +134,12 @@ const Tensor& Tape::read_by(const AnyOp& op, Inputs in, std::size_t i) const {
   return copied ? overwritten_.inputs[i] : in[i];
 }
 
+std::uint64_t Tape::sequence_behind(std::span<const Edge> edges) {
+  for (const Edge& edge : edges)
+    if (edge.node) next_sequence_ = std::max(next_sequence_, edge.node->sequence + 1);
+  return next_sequence_++;
+}
+
 void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
   if (!Context::current().grad_enabled()) return;
   const Mask needs = inputs_wanting_grad(in);
@@ -156,10 +162,7 @@ void Tape::after(const AnyOp& op, Inputs in, Outputs out) {
                                                                          : SavedTensor{});
     node->specs.push_back(in[i].defined() ? in[i].spec() : Spec::none());
   }
-  // Larger than every input's, also when the graph was begun on another thread.
-  for (const Edge& edge : node->edges)
-    if (edge.node) next_sequence_ = std::max(next_sequence_, edge.node->sequence + 1);
-  node->sequence = next_sequence_++;
+  node->sequence = sequence_behind({node->edges.begin(), node->edges.end()});
   for (std::size_t i = 0; i < out.size(); ++i) {
     node->saved_outputs.push_back(has(reads.outputs, i) ? keep(out[i]) : SavedTensor{});
     node->outputs.push_back(out[i].spec());

@@ -1,6 +1,7 @@
 // The tape: the listener that records ops whose inputs want gradients.
 #pragma once
 
+#include <span>
 #include <string_view>
 
 #include "autograd/node.h"
@@ -23,6 +24,9 @@ class Tape final : public Listener {
   /// A number for a moment between two nodes, which no node and no other moment has: of two moments the later
   /// one's is larger, whatever the rank records between them.
   std::uint64_t take_sequence() { return next_sequence_++; }
+  /// The number of a node that is recorded now and has `edges`: larger than those of the nodes behind them,
+  /// also when these were recorded on another thread.
+  std::uint64_t sequence_behind(std::span<const Edge> edges);
 
  private:
   /// Copies of inputs of the write under way, empty handles for those that it leaves.

@@ -5,18 +5,23 @@ namespace sherd {
 namespace {
 /// Tracers that listen on this rank.
 struct Tracing {
-  int active = 0;
+  std::vector<Tracer*> tracers;
 };
-Tracing& tracing() { return Context::current().slot<Tracing>(); }
+std::vector<Tracer*>& tracing() { return Context::current().slot<Tracing>().tracers; }
 }  // namespace
 
-Tracer::Tracer(std::string call) : call_(std::move(call)) { ++tracing().active; }
-Tracer::~Tracer() { --tracing().active; }
+Tracer::Tracer(std::string call) : call_(std::move(call)) { tracing().push_back(this); }
+Tracer::~Tracer() { std::erase(tracing(), this); }
+
+bool Tracer::active() { return !tracing().empty(); }
 
 void Tracer::check_inactive(std::string_view call) {
-  check<StateError>(tracing().active == 0,
-                    "{}: called inside a region or a capture, which cannot hear its ops; call it outside",
-                    call);
+  for (Tracer* tracer : tracing()) tracer->unheard(call);
+}
+
+void Tracer::unheard(std::string_view call) {
+  fail<StateError>("{}: called inside a region or a capture, which cannot hear its ops; call it outside",
+                   call);
 }
 
 std::uint32_t Tracer::find(const Storage& storage) const {

@@ -59,6 +59,8 @@ class Tracer : public Listener {
   /// StateError, which opens with `call`, while a tracer exists on this rank. For calls that run ops past the
   /// listeners (`replay`), which no tracer could record.
   static void check_inactive(std::string_view call);
+  /// Whether a tracer exists on this rank.
+  static bool active();
   void before_write(const AnyOp& op, Inputs in) override;
   void after(const AnyOp& op, Inputs in, Outputs out) override;
 
@@ -73,6 +75,8 @@ class Tracer : public Listener {
   std::uint32_t add(const Storage& storage);
   /// Called before `op` writes `tensor`, which no op of the trace made; may throw to refuse.
   virtual void before_outside_write(const AnyOp& op, const Tensor& tensor);
+  /// `call` is about to run ops that this tracer does not hear; may throw to refuse.
+  virtual void unheard(std::string_view call);
 
   std::string call_;
   Trace trace_;

@@ -19,6 +19,7 @@ namespace sherd::nn {
 
 MemberVisitor::~MemberVisitor() = default;
 ModuleObserver::~ModuleObserver() = default;
+CompiledForward::~CompiledForward() = default;
 
 std::vector<NamedParameter> ModuleExtension::own_parameters() const { return {}; }
 bool ModuleExtension::hides(const Parameter&) const { return false; }
@@ -27,6 +28,7 @@ struct Module::State {
   bool training = true;
   std::atomic<bool> complete = false;  // the check of `visit` against a copy has passed
   std::shared_ptr<ModuleExtension> extension;
+  std::shared_ptr<CompiledForward> compiled;
   Subscribers<ModuleObserver*> observers;
   std::shared_ptr<Module*> self = std::make_shared<Module*>(nullptr);  // of its own: does not hold the rest
 
@@ -77,6 +79,12 @@ void Module::extend(std::shared_ptr<ModuleExtension> extension) {
   s.extension = std::move(extension);
 }
 const std::shared_ptr<ModuleExtension>& Module::extension() const { return state().extension; }
+
+void Module::set_compiled(std::shared_ptr<CompiledForward> compiled) {
+  state().compiled = std::move(compiled);
+}
+const std::shared_ptr<CompiledForward>& Module::compiled() const { return state().compiled; }
+bool Module::watched() const { return !state().observers.empty(); }
 
 namespace {
 
@@ -135,6 +143,20 @@ void Module::visit_all_members(MemberVisitor& visitor) {
     }
   };
   Below below(visitor);
+  below.child("", *this);
+}
+
+void Module::visit_all_modules(const std::function<void(Module&)>& visit) {
+  struct Below final : MemberVisitor {
+    const std::function<void(Module&)>& visit;
+    explicit Below(const std::function<void(Module&)>& visit) : visit(visit) {}
+    void child(std::string_view, Module& member) override {
+      member.check_alive();
+      visit(member);
+      member.each_member(*this);
+    }
+  };
+  Below below(visit);
   below.child("", *this);
 }
 

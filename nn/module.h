@@ -12,12 +12,14 @@
 #include <iosfwd>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "nn/arguments.h"
 #include "nn/parameter.h"
 #include "nn/tensors_in.h"
 #include "runtime/subscription.h"
@@ -65,6 +67,27 @@ class SHERD_API ModuleExtension : public ModuleObserver {
   /// The extension for the module's clone. Called when all parameters are copied; `cloned` gives the clone's
   /// parameter for one of this module.
   virtual std::shared_ptr<ModuleExtension> clone(const ClonedParameters& cloned) const = 0;
+};
+
+/// What a compiled module's forward goes through (nn/compile.h): what `forward` would be given, and what it
+/// would return.
+class SHERD_API CompiledForward {
+ public:
+  virtual ~CompiledForward();
+  /// A call's arguments as the program's inputs, and as words that a program is for.
+  struct Arguments {
+    const void* signature;                ///< of the function that `forward` is
+    std::vector<Tensor> tensors{};        ///< all that are defined
+    std::vector<std::uint64_t> values{};  ///< everything else about the arguments
+    std::string unfit{};                  ///< a type that cannot be in a program; empty: there is none
+  };
+  struct Result {
+    std::vector<Tensor> outputs;
+    std::shared_ptr<const void> form;  ///< what `keep_form` gave when the program was made; null: forward ran
+  };
+  virtual Result call(Module& module, const Arguments& arguments,
+                      const std::function<std::vector<Tensor>()>& forward,
+                      const std::function<std::shared_ptr<const void>()>& keep_form) = 0;
 };
 
 /// Whether a list has a tied parameter under its first name only, or under all of its names.
@@ -131,6 +154,8 @@ class SHERD_API Module {
   /// Calls `visitor.param` and `visitor.buffer` for each member of this module and of those below, depth
   /// first, by its name in its own module. Without the checks of `visit_members`: for every forward.
   void visit_all_members(MemberVisitor& visitor);
+  /// Calls `visit` for this module and those below, depth first, without checks.
+  void visit_all_modules(const std::function<void(Module&)>& visit);
   /// `forward` of one tensor, for containers of layers of different classes; StateError if the layer does not
   /// map one tensor to one.
   virtual Tensor call(const Tensor& x) = 0;
@@ -196,6 +221,11 @@ class SHERD_API Module {
   /// Attaches an extension; a module has one at most (StateError).
   void extend(std::shared_ptr<ModuleExtension> extension);
   const std::shared_ptr<ModuleExtension>& extension() const;
+  /// Forwards go through `compiled` from now on; null: they do not.
+  void set_compiled(std::shared_ptr<CompiledForward> compiled);
+  const std::shared_ptr<CompiledForward>& compiled() const;
+  /// Whether a program's observer watches this module's forwards.
+  bool watched() const;
 
  protected:
   Module(const Module& other);
@@ -334,11 +364,43 @@ class Layer : public Module {
   static auto run(Self& self, A&&... args) {
     auto& module = const_cast<D&>(static_cast<const D&>(self));  // observers may change what they watch
     try {
-      if (!self.observed()) return self.forward(std::forward<A>(args)...);
+      if (!self.observed()) return run_forward(self, module, std::forward<A>(args)...);
       return run_observed(self, module, std::forward<A>(args)...);
     } catch (Error& error) {
       module.name_place(error);
       throw;
+    }
+  }
+
+  template <class Self, class... A>
+  static auto run_forward(Self& self, D& module, A&&... args) {
+    if (module.compiled() == nullptr) [[likely]]
+      return self.forward(std::forward<A>(args)...);
+    const std::shared_ptr<CompiledForward> compiled = module.compiled();  // the forward may end it
+    using Result = decltype(self.forward(std::forward<A>(args)...));
+    static constexpr char signature = 0;
+    CompiledForward::Arguments arguments{&signature};
+    (detail::describe(std::as_const(args), arguments.tensors, arguments.values, arguments.unfit), ...);
+    if constexpr (!detail::can_be_made_again<Result>()) {
+      arguments.unfit = "its result has no tensors, or cannot be copied";
+      compiled->call(module, arguments, [] { return std::vector<Tensor>{}; }, {});
+      return self.forward(std::forward<A>(args)...);
+    } else {
+      std::optional<Result> result;
+      CompiledForward::Arguments lasting{&signature};
+      (detail::describe_lasting<A>(args, lasting.tensors, lasting.values, lasting.unfit), ...);
+      const CompiledForward::Result made = compiled->call(
+          module, arguments,
+          [&] {
+            result.emplace(self.forward(std::forward<A>(args)...));
+            CompiledForward::Arguments after{&signature};
+            (detail::describe_lasting<A>(args, after.tensors, after.values, after.unfit), ...);
+            if (after.values != lasting.values) arguments.unfit = "its forward writes an argument";
+            return detail::tensors_of(*result);
+          },
+          [&] { return detail::form_of(*result); });
+      if (result) return *std::move(result);
+      return detail::made_again<Result>(made.form, made.outputs);
     }
   }
 
@@ -349,8 +411,8 @@ class Layer : public Module {
     std::apply([&](auto&... items) { (collect<A>(items, inputs), ...); }, held);
     try {
       module.fire_before(inputs);
-      auto result =
-          std::apply([&](auto&... items) { return self.forward(static_cast<Passed<A>>(items)...); }, held);
+      auto result = std::apply(
+          [&](auto&... items) { return run_forward(self, module, static_cast<Passed<A>>(items)...); }, held);
       std::vector<Tensor*> outputs;
       each_tensor(result, [&](Tensor& t) { outputs.push_back(&t); });
       module.fire_after(outputs);

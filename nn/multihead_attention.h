@@ -22,6 +22,12 @@ void tensors_in(AttentionMasks& masks, F&& visit) {
     if (t->defined()) visit(*t);
 }
 
+/// The rest of them, for compiled modules.
+template <class F>
+void values_in(const AttentionMasks& masks, F&& visit) {
+  visit(masks.causal);
+}
+
 /// For `MultiheadAttention`.
 struct MultiheadAttentionOptions {
   double dropout = 0;        ///< of attention weights, while training; in [0, 1)

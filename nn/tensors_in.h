@@ -47,7 +47,8 @@ consteval bool may_hold_tensors() {
 
 /// Calls `visit(Tensor&)` for every tensor in `value`: tensors (of an `x[...]` the part), and pairs, tuples,
 /// vectors, arrays, optionals and map values of them; also for a struct whose namespace has a function
-/// `tensors_in(T&, visit)`. Other types hold none.
+/// `tensors_in(T&, visit)`. Other types hold none. (A function `values_in(const T&, visit)` beside it, which
+/// names the struct's other fields, lets a compiled module take the struct, see nn/compile.h.)
 template <class T, class F>
 void each_tensor(T& value, F&& visit) {
   if constexpr (std::is_base_of_v<Tensor, T>) {

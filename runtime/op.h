@@ -36,6 +36,7 @@ struct GradArgs {
   std::span<const std::uint64_t> needs;  ///< bit i % 64 of word i / 64: the gradient of input i is wanted
   bool create_graph;                     ///< the rule's own ops are recorded, for a second derivative
   PeepholeArgs beside{};                 ///< what lies beside the rule, as the op's `peephole` names it
+  bool retain_graph = false;             ///< another backward may come to this node
   bool need(std::size_t i) const { return i / 64 < needs.size() && ((needs[i / 64] >> (i % 64)) & 1) != 0; }
 };
 
@@ -116,6 +117,8 @@ class SHERD_API AnyOp : public RefCounted {
   virtual std::string text() const = 0;
   /// A copy on the heap.
   virtual Ref<const AnyOp> keep() const = 0;
+  /// The same that draws with `key`, of an op that has one.
+  virtual Ref<const AnyOp> keep_drawing(RandomKey) const { return keep(); }
   /// Whether `other` has the same type and equal fields.
   virtual bool equals(const AnyOp& other) const = 0;
 
@@ -271,6 +274,14 @@ class OpModel<O> final : public OpModelBase<O> {
  public:
   using OpModelBase<O>::OpModelBase;
   Ref<const AnyOp> keep() const override { return make_ref<const OpModel>(this->op_); }
+  Ref<const AnyOp> keep_drawing([[maybe_unused]] RandomKey key) const override {
+    O op = this->op_;
+    if constexpr (requires { op.key.offset; })
+      op.key = key;
+    else if constexpr (requires { op.rule.key.offset; })
+      op.rule.key = key;
+    return make_ref<const OpModel>(op);
+  }
   bool mutating() const override { return MutatingOp<O>; }
   bool writes([[maybe_unused]] std::size_t i) const override {
     if constexpr (requires { O::mutates; })

@@ -37,7 +37,7 @@ Program capture(const Step& step, const std::vector<Tensor>& inputs) {
   tracer.check_held(outputs);
   tracer.check_untouched(inputs, outputs);
   tracer.check_drawn();
-  return Program(std::make_unique<Program::Impl>(tracer, inputs, outputs));
+  return Program(std::make_unique<Program::Impl>(tracer.take(inputs, outputs), outputs));
 }
 
 std::string to_string(const Program& program) { return program.impl().text(); }

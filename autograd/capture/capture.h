@@ -45,11 +45,11 @@ class SHERD_API Program {
   std::size_t size() const;
   /// Bytes of the buffers in which values between the ops take turns; kept from replay to replay.
   std::size_t workspace_bytes() const;
+  struct Impl;
 
  private:
   friend SHERD_API Program capture(const Step& step, const std::vector<Tensor>& inputs);
   friend SHERD_API std::string to_string(const Program& program);
-  struct Impl;
   explicit Program(std::unique_ptr<Impl> impl);
   /// StateError once it was moved from.
   Impl& impl() const;

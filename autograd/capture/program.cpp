@@ -63,29 +63,28 @@ std::uint32_t Program::Impl::value_of(const TracedTensor& t) {
   return index;
 }
 
-Program::Impl::Impl(CaptureTracer& tracer, const std::vector<Tensor>& given,
-                    const std::vector<Tensor>& returned)
-    : first(returned), random{tracer.random_begin(), tracer.random_end().offset} {
-  std::vector<TracedTensor> ins, outs;
-  for (std::size_t i = 0; i < given.size(); ++i)
-    ins.push_back({tracer.inputs()[i], given[i].dtype(), given[i].layout()});
-  for (const Tensor& t : returned) outs.push_back({tracer.index_of(t.storage()), t.dtype(), t.layout()});
-  trace = tracer.take();
-  for (std::size_t i = 0; i < outs.size(); ++i) {
-    if (outs[i].storage != none) continue;  // no op of the step used it
-    outs[i].storage = static_cast<std::uint32_t>(trace.storages.size());
-    TracedStorage& storage = trace.storages.emplace_back();
-    storage.device = returned[i].device();
-    storage.outside = returned[i].storage_ref();
-  }
+Program::Impl::Impl(Recorded recorded, std::vector<Tensor> returned, std::optional<Cut> half)
+    : trace(std::move(recorded.trace)),
+      first(std::move(returned)),
+      random{recorded.random_begin, recorded.random_end.offset},
+      cut(std::move(half)) {
+  const std::vector<TracedTensor>&ins = recorded.inputs, &outs = recorded.outputs;
   places.resize(trace.storages.size());
   for (std::size_t i = 0; i < places.size(); ++i)
     if (trace.storages[i].outside) places[i].home = Home::outside;
+  if (cut)
+    for (const auto& [storage, number] : cut->kept) {
+      trace.storages[storage].outside = {};  // each run is handed its own
+      places[storage] = {Home::kept, number, {}};
+    }
   for (std::uint32_t i = 0; i < ins.size(); ++i) {
-    places[ins[i].storage].home = Home::input;
-    places[ins[i].storage].index = i;
+    Place& place = places[ins[i].storage];
+    if (place.home != Home::input) place = {Home::input, i, std::move(place.tensors)};
     inputs.push_back(value_of(ins[i]));
   }
+  if (cut)
+    for (const auto& [storage, number] : cut->made)
+      if (places[storage].home == Home::workspace) places[storage].home = Home::output;
   for (const TracedTensor& t : outs)
     if (places[t.storage].home == Home::workspace) places[t.storage].home = Home::output;
   for (const TracedOp& traced : trace.ops) {
@@ -95,7 +94,7 @@ Program::Impl::Impl(CaptureTracer& tracer, const std::vector<Tensor>& given,
     for (const TracedTensor& t : traced.in) step.in.push_back(value_of(t));
     for (const TracedTensor& t : traced.out) step.out.push_back(value_of(t));
   }
-  for (Effect& effect : tracer.take_effects())
+  for (Effect& effect : recorded.effects)
     (effect.before < steps.size() ? steps[effect.before].effects : last_effects)
         .push_back(std::move(effect.again));
   for (const TracedTensor& t : outs) results.push_back(value_of(t));
@@ -106,6 +105,22 @@ Program::Impl::Impl(CaptureTracer& tracer, const std::vector<Tensor>& given,
   }
   name_values();
   plan();
+  if (cut) plan_half();
+}
+
+/// When a half takes memory for what leaves it, and lets go of what it was handed.
+void Program::Impl::plan_half() {
+  std::vector<std::uint32_t> last(places.size(), none);
+  for (std::uint32_t i = 0; i < steps.size(); ++i) {
+    for (const auto* list : {&trace.ops[i].in, &trace.ops[i].out})
+      for (const TracedTensor& t : *list)
+        if (t.storage != none) last[t.storage] = i;
+    for (const TracedTensor& t : trace.ops[i].out)
+      if (places[t.storage].home == Home::output && trace.storages[t.storage].maker == i)
+        steps[i].makes.push_back(t.storage);
+  }
+  for (std::uint32_t s = 0; s < places.size(); ++s)
+    if (places[s].home == Home::kept && last[s] != none) steps[last[s]].frees.push_back(s);
 }
 
 void Program::Impl::name_values() {
@@ -113,6 +128,11 @@ void Program::Impl::name_values() {
   int made = 0, outside = 0;
   const auto name = [&](std::uint32_t v, bool by_op) {
     if (v == none || !values[v].name.empty()) return;
+    const Place& place = places[values[v].storage];
+    if (place.home == Home::kept && place.tensors.front() == v) {
+      values[v].name = fmt::format("%k{}", place.index);
+      return;
+    }
     const bool met = !by_op && places[values[v].storage].home == Home::outside;
     values[v].name = met ? fmt::format("%p{}", outside++) : fmt::format("%{}", made++);
   };
@@ -205,8 +225,42 @@ void Program::Impl::place_buffers() {
   }
 }
 
+namespace {
+/// The memory in which halves that this rank runs have their values, one after the other.
+struct HalvesWorkspace {
+  std::vector<Ref<Storage>> memory;  // one a device
+};
+}  // namespace
+
+void free_halves_workspace() { Context::current().slot<HalvesWorkspace>().memory.clear(); }
+
+/// Of the rank: a program that waits for its turn needs none.
+void Program::Impl::share_workspace() {
+  std::vector<Ref<Storage>>& memory = Context::current().slot<HalvesWorkspace>().memory;
+  for (Workspace& workspace : workspaces) {
+    auto its = std::ranges::find(memory, workspace.device, [](const auto& m) { return m->device(); });
+    if (its == memory.end()) its = memory.insert(its, Storage::allocate(workspace.device, 0));
+    if ((*its)->bytes() < workspace.packing.bytes) {
+      *its = {};
+      *its = Storage::allocate(workspace.device, workspace.packing.bytes);
+    }
+    if (workspace.within == (*its)->id()) continue;
+    workspace.within = (*its)->id();
+    for (std::size_t k = 0; k < workspace.buffers.size(); ++k) {
+      Buffer& buffer = buffers[workspace.buffers[k]];
+      const bool nothing = buffer.life.bytes == 0 || workspace.device.type == DeviceType::meta;
+      buffer.memory =
+          nothing ? Storage::allocate(workspace.device, buffer.life.bytes)
+                  : Storage::wrap(workspace.device,
+                                  static_cast<std::byte*>((*its)->data()) + workspace.packing.offsets[k],
+                                  buffer.life.bytes);
+    }
+  }
+}
+
 /// At the first replay.
 void Program::Impl::allocate_buffers() {
+  if (cut) return share_workspace();
   for (const Workspace& workspace : workspaces) {
     Ref<Storage> all;
     for (std::size_t k = 0; k < workspace.buffers.size(); ++k) {
@@ -233,9 +287,11 @@ void Program::Impl::check_inside(std::size_t i) const {
     return {reach.low * size_of(t.dtype()), (reach.high + 1) * size_of(t.dtype())};
   };
   const auto [low, high] = bytes(inputs[i]);
+  const auto shares = [&](std::uint32_t other) { return values[other].storage == values[inputs[i]].storage; };
   for (const std::uint32_t v : places[values[inputs[i]].storage].tensors) {
     const auto [from, to] = bytes(v);
     const Tensor &part = values[v].tensor, &whole = values[inputs[i]].tensor;
+    if (cut && std::ranges::count_if(inputs, shares) > 1) continue;
     check<StateError>(
         from == to || (from >= low && to <= high && is_part_of(part.layout(), whole.layout())),
         "capture: the step uses memory beside input {}, which another input would not have; pass "
@@ -300,6 +356,22 @@ void Program::Impl::check_histories(const std::vector<Tensor>& given) const {
   }
 }
 
+bool Program::Impl::can_write(const std::vector<Tensor>& given) const {
+  const bool recording = Context::current().grad_enabled();
+  const auto memory = [&](std::size_t i) -> const Storage* {
+    if (places[i].home == Home::input) return &given[places[i].index].storage();
+    return places[i].home == Home::outside ? trace.storages[i].outside.get() : nullptr;
+  };
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const Storage* written = trace.storages[i].rewritten ? memory(i) : nullptr;
+    if (written == nullptr) continue;
+    if (recording && written->histories() > 0) return false;
+    for (std::size_t k = 0; k < places.size(); ++k)
+      if (k != i && memory(k) == written) return false;
+  }
+  return true;
+}
+
 void Program::Impl::bind(std::uint32_t storage, const Ref<Storage>& memory, std::int64_t shift) {
   for (const std::uint32_t v : places[storage].tensors) {
     TensorImpl& impl = *values[v].tensor.impl();
@@ -318,7 +390,7 @@ void Program::Impl::bind_all(const std::vector<Tensor>& given) {
     const Place& place = places[i];
     if (place.home == Home::workspace) {
       if (place.index != none) bind(i, buffers[place.index].memory);
-    } else if (place.home == Home::output) {
+    } else if (place.home == Home::output && !cut) {
       bind(i, Storage::allocate(trace.storages[i].device, trace.storages[i].bytes));
     } else if (place.home == Home::input) {
       bind_input(place.index, given[place.index]);
@@ -331,7 +403,7 @@ void Program::Impl::unbind() noexcept {
   for (const std::uint32_t i : replaced_) bind(buffers[i].storage, buffers[i].memory);
   replaced_.clear();
   for (std::uint32_t i = 0; i < places.size(); ++i)
-    if (places[i].home == Home::input || places[i].home == Home::output) bind(i, {});
+    if (places[i].home != Home::outside && places[i].home != Home::workspace) bind(i, {});
 }
 
 struct Program::Impl::Bound {
@@ -442,6 +514,35 @@ std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
   return outputs;
 }
 
+std::vector<Tensor> Program::Impl::run_half(const std::vector<Tensor>& given, std::vector<Handed>& kept,
+                                            RandomKey start) {
+  const NoGrad no_grad;
+  random.start = start;
+  const ReplayingRandom drawing(random);
+  const Float32MatmulPrecisionScope restored(float32_matmul_precision());
+  precision_ = &detail::float32_matmul_precision_here();
+  const Bound bound(*this);
+  bind_all(given);
+  for (const auto& [storage, number] : cut->kept) bind(storage, kept[number].memory, kept[number].shift);
+  for (Step& step : steps) {
+    for (const std::uint32_t s : step.makes)
+      bind(s, Storage::allocate(trace.storages[s].device, trace.storages[s].bytes));
+    run_step(step);
+    for (const std::uint32_t s : step.frees) {
+      bind(s, {});
+      kept[places[s].index].memory = {};
+    }
+  }
+  for (const auto& again : last_effects) again();
+  for (const auto& [storage, number] : cut->made) {
+    const Tensor& of = values[places[storage].tensors.front()].tensor;
+    kept[number] = {of.storage_ref(), of.layout().offset - values[places[storage].tensors.front()].offset};
+  }
+  std::vector<Tensor> outputs;
+  for (const std::uint32_t v : results) outputs.push_back(values[v].tensor.detach());
+  return outputs;
+}
+
 std::string Program::Impl::text() const {
   const auto spec = [&](std::uint32_t v) {
     const Tensor& t = values[v].tensor;
@@ -465,9 +566,15 @@ std::string Program::Impl::text() const {
     outside.push_back(std::move(line));
   }
   for (const std::string& line : outside) text += line + "\n";
+  if (cut)
+    for (const auto& [storage, number] : cut->kept)
+      if (!places[storage].tensors.empty()) text += "kept " + declare(places[storage].tensors.front()) + "\n";
   for (const Step& step : steps)
     text += fmt::format("{} = {}({}) : {}\n", list(step.out, name), step.op->text(), list(step.in, name),
                         list(step.out, spec));
+  if (cut)
+    for (const auto& [storage, number] : cut->made)
+      text += fmt::format("keep %k{} = {}\n", number, name(places[storage].tensors.front()));
   return text + "return " + list(results, name) + "\n";
 }
 

@@ -20,10 +20,10 @@ namespace sherd {
 struct Program::Impl {
   static constexpr std::uint32_t none = TracedTensor::none;
   /// Where the memory of a storage of the trace comes from during a replay.
-  enum class Home { outside, input, workspace, output };
+  enum class Home { outside, input, workspace, output, kept };
   struct Place {
     Home home = Home::workspace;
-    std::uint32_t index = none;          // of the input, or of the workspace buffer
+    std::uint32_t index = none;          // of the input, of the workspace buffer, or of what is kept
     std::vector<std::uint32_t> tensors;  // values that lie in it
   };
   /// A tensor of the trace. Its handle is made once; each replay puts a storage behind it (`bind`).
@@ -40,6 +40,8 @@ struct Program::Impl {
     std::vector<std::uint32_t> takes{};  // buffers that it is the first to use for a storage
     std::vector<std::uint32_t> lends{};  // buffers that peers may read after it
     bool lends_given = false;            // or an input or a tensor from outside that no later step writes
+    std::vector<std::uint32_t> makes{};  // storages that get memory of their own before it, in a half
+    std::vector<std::uint32_t> frees{};  // kept storages that no later step uses
     std::vector<std::function<void()>> effects{};  // that come before it
     Tensors bound_in, bound_out;                   // the same as handles
   };
@@ -56,6 +58,7 @@ struct Program::Impl {
     Device device;
     std::vector<std::uint32_t> buffers;
     Packing packing;
+    std::uint64_t within = 0;  // of a half: the id of the rank's storage in which its buffers are
   };
   /// The ops as recordings of a device (device_graph.cpp): one where there are no calls among ranks, or where
   /// the devices of all ranks make them; else several, between which the host makes them. It has its own
@@ -78,7 +81,23 @@ struct Program::Impl {
     std::vector<std::shared_ptr<LentCall>> lent{};  // its own memory
   };
 
-  Impl(CaptureTracer& tracer, const std::vector<Tensor>& given, const std::vector<Tensor>& returned);
+  /// What crosses between two programs that are one cut in two, as storages of the trace by their number in
+  /// the cut: the first makes it, for each run anew, and the second is handed it.
+  struct Cut {
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> made{}, kept{};  // storage, number
+  };
+  /// Memory that a run is handed for what is kept.
+  struct Handed {
+    Ref<Storage> memory;
+    std::int64_t shift = 0;  // of its elements, against the trace
+  };
+
+  Impl(Recorded recorded, std::vector<Tensor> returned, std::optional<Cut> cut = {});
+  /// Runs a half. `given` is as it was traced. `kept`, by number, gets what this half makes for the other, or
+  /// has what it is handed, which goes after its last use. Random numbers are drawn from `start`.
+  std::vector<Tensor> run_half(const std::vector<Tensor>& given, std::vector<Handed>& kept, RandomKey start);
+  /// Whether writes to inputs and to what it found do what the step's ops would.
+  bool can_write(const std::vector<Tensor>& given) const;
   std::vector<Tensor> replay(const std::vector<Tensor>& given);
   std::string text() const;
 
@@ -93,6 +112,7 @@ struct Program::Impl {
   std::vector<std::function<void()>> last_effects;  // after all steps
   RandomReplay random;                              // what the captured run drew
   std::optional<DeviceGraph> graph;
+  std::optional<Cut> cut;  // of a half
 
  private:
   std::uint32_t value_of(const TracedTensor& t);
@@ -100,6 +120,8 @@ struct Program::Impl {
   void plan();
   void place_buffers();
   void allocate_buffers();
+  void plan_half();
+  void share_workspace();
   void check_inside(std::size_t i) const;
   void check_input(std::size_t i, const Tensor& given) const;
   void check_memory(const std::vector<Tensor>& given) const;
@@ -139,5 +161,8 @@ struct Program::Impl {
   std::vector<std::shared_ptr<LentCall>> lent_;  // what the program does not own
   std::vector<std::uint32_t> replaced_;          // buffers whose values have other memory in this replay
 };
+
+/// Gives back the memory that halves on this rank share.
+void free_halves_workspace();
 
 }  // namespace sherd

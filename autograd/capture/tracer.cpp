@@ -28,18 +28,36 @@ void tell_captures(const AnyOp& op, Inputs in, Outputs out) {
   for (CaptureTracer* tracer : captures()) tracer->after(op, in, out);
 }
 
-CaptureTracer::CaptureTracer(const std::vector<Tensor>& inputs)
+CaptureTracer::CaptureTracer(const std::vector<Tensor>& inputs, Sharing sharing)
     : Tracer("capture"), begin_(Context::current().generator().state()), seen_(begin_) {
   for (const Tensor& t : inputs) {
     check<ValueError>(t.defined(), "capture: input {} is an empty handle", inputs_.size());
-    check<StateError>(find(t.storage()) == TracedTensor::none,
+    const std::uint32_t known = find(t.storage());
+    check<StateError>(known == TracedTensor::none || sharing == Sharing::allowed,
                       "capture: two inputs share memory; pass the tensor once, or a clone");
-    inputs_.push_back(add(t.storage()));
+    inputs_.push_back(known == TracedTensor::none ? add(t.storage()) : known);
   }
   captures().push_back(this);
 }
 
 CaptureTracer::~CaptureTracer() { captures().pop_back(); }
+
+Recorded CaptureTracer::take(const std::vector<Tensor>& given, const std::vector<Tensor>& returned) {
+  Recorded recorded{{}, std::move(effects_), {}, {}, begin_, seen_};
+  for (std::size_t i = 0; i < given.size(); ++i)
+    recorded.inputs.push_back({inputs_[i], given[i].dtype(), given[i].layout()});
+  for (const Tensor& t : returned) recorded.outputs.push_back({find(t.storage()), t.dtype(), t.layout()});
+  recorded.trace = std::move(trace_);
+  for (std::size_t i = 0; i < returned.size(); ++i) {
+    if (recorded.outputs[i].storage != TracedTensor::none) continue;  // no op of the step used it
+    std::vector<TracedStorage>& storages = recorded.trace.storages;
+    recorded.outputs[i].storage = static_cast<std::uint32_t>(storages.size());
+    TracedStorage& storage = storages.emplace_back();
+    storage.device = returned[i].device();
+    storage.outside = returned[i].storage_ref();
+  }
+  return recorded;
+}
 
 Ref<Storage> CaptureTracer::memory_of(const Tensor& tensor) {
   if (tensor.storage().owned())
@@ -125,7 +143,7 @@ void CaptureTracer::check_alive(const std::vector<Tensor>& outputs) const {
   }
 }
 
-void CaptureTracer::check_held(const std::vector<Tensor>& outputs) const {
+void CaptureTracer::check_constants() const {
   for (std::uint32_t i = 0; i < trace_.storages.size(); ++i) {
     const TracedStorage& storage = trace_.storages[i];
     if (!storage.outside || std::ranges::count(inputs_, i) > 0) continue;
@@ -135,6 +153,14 @@ void CaptureTracer::check_held(const std::vector<Tensor>& outputs) const {
         "replay would not make it again; make it with an op such as zeros or full, or keep it "
         "outside the step",
         storage.bytes);
+  }
+}
+
+void CaptureTracer::check_held(const std::vector<Tensor>& outputs) const {
+  check_constants();
+  for (std::uint32_t i = 0; i < trace_.storages.size(); ++i) {
+    const TracedStorage& storage = trace_.storages[i];
+    if (!storage.outside || std::ranges::count(inputs_, i) > 0) continue;
     const auto ours = 1 + std::ranges::count_if(
                               outputs, [&](const Tensor& t) { return t.storage_ref() == storage.outside; });
     if (storage.outside->use_count() > static_cast<std::uint32_t>(ours)) continue;

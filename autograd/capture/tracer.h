@@ -15,10 +15,21 @@ struct Effect {
   std::function<void()> again;
 };
 
-class CaptureTracer final : public Tracer {
+/// What was heard of a stretch of a program, what it was given and what it gave.
+struct Recorded {
+  Trace trace;
+  std::vector<Effect> effects;
+  std::vector<TracedTensor> inputs, outputs;
+  RandomKey random_begin, random_end;  ///< where its random numbers begin and end
+};
+
+/// Whether inputs may share memory.
+enum class Sharing { refused, allowed };
+
+class CaptureTracer : public Tracer {
  public:
-  /// ValueError for an empty handle, StateError for inputs that share memory.
-  explicit CaptureTracer(const std::vector<Tensor>& inputs);
+  /// ValueError for an empty handle, StateError for inputs that share memory and may not.
+  explicit CaptureTracer(const std::vector<Tensor>& inputs, Sharing sharing = Sharing::refused);
   ~CaptureTracer() override;
 
   void before_write(const AnyOp& op, Inputs in) override;
@@ -42,16 +53,22 @@ class CaptureTracer final : public Tracer {
   void check_held(const std::vector<Tensor>& outputs) const;
   /// Memory that the host wrote.
   void check_untouched(const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs) const;
+  /// A tensor that the step made of the host's values and wrote.
+  void check_constants() const;
+  /// Whether storage `i` of the trace was made by the step and is still there, and nobody shows it.
+  bool is_alive(std::uint32_t i) const {
+    const std::uint64_t id = trace_.storages[i].id;
+    return alive_.contains(id) && !provided_.contains(id);
+  }
+  bool is_of_host(const Storage& storage) const { return born_.contains(storage.id()); }
   /// Random numbers that no op drew.
   void check_drawn();
 
   const std::vector<std::uint32_t>& inputs() const { return inputs_; }  ///< storages
   std::uint32_t index_of(const Storage& storage) const { return find(storage); }
-  /// Where the step's random numbers begin and end.
-  RandomKey random_begin() const { return begin_; }
-  RandomKey random_end() const { return seen_; }
-  Trace take() { return std::move(trace_); }
-  std::vector<Effect> take_effects() { return std::move(effects_); }
+  const Trace& trace() const { return trace_; }
+  /// Everything heard of a step that was given `given` and returned `returned`; the last thing to ask for.
+  Recorded take(const std::vector<Tensor>& given, const std::vector<Tensor>& returned);
 
  private:
   /// What an owner provides from memory that the step made is that memory, so a replay makes it again.

@@ -1,0 +1,155 @@
+// One compiled call: a program for its forward, one for each backward that was asked for, and between them
+// what a backward keeps, from which also the graph that eager ops would have recorded can be made.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "autograd/capture/program.h"
+#include "autograd/node.h"
+
+namespace sherd {
+
+/// What a program is for, as numbers to compare.
+using Words = std::vector<std::uint64_t>;
+
+/// Whether tensors' gradients are part of what is said of them.
+enum class Gradients { wanted, ignored };
+/// Appends what a program depends on: shapes, strides, dtypes, devices, which share memory and how, and which
+/// require grad.
+void describe(std::span<const Tensor> tensors, Gradients gradients, Words& words);
+
+/// What a call leaves for its backward.
+struct FrameCall {
+  std::shared_ptr<class Frame> frame;
+  std::vector<Edge> edges;                    // of its node
+  std::vector<Program::Impl::Handed> kept{};  // by number
+  std::vector<std::uint32_t> versions{};      // of what is kept, when the forward was over
+  bool twins = false;                         // two edges lead to one place
+  RandomKey start{};                          // of the forward's random numbers
+};
+
+class Frame : public std::enable_shared_from_this<Frame> {
+ public:
+  /// Runs `body`, whose result stands in any case, and keeps its ops. With `strict` StateError, at its place,
+  /// for what cannot be captured; without it `unfit()` says it.
+  std::vector<Tensor> trace(const std::vector<Tensor>& inputs,
+                            const std::function<std::vector<Tensor>()>& body, bool strict);
+  /// Whether what the program found outside is trained as it was.
+  bool holds() const;
+  /// Whether its writes are right now: what it writes is not what it reads as something else.
+  bool can_write(const std::vector<Tensor>& inputs) const { return forward_->can_write(inputs); }
+  /// The same results by the program.
+  std::vector<Tensor> replay(const std::vector<Tensor>& inputs);
+
+  /// Why calls run eagerly; empty where the program does.
+  const std::string& unfit() const { return unfit_; }
+  void give_up(std::string why) { unfit_ = std::move(why); }
+  std::string text() const;
+  /// Ops of each program, the forward's first.
+  std::vector<std::size_t> ops() const;
+
+  /// What came of the call's results goes to its inputs and to what is trained.
+  Tensors backward(FrameCall& call, const GradArgs& args);
+
+  Words key;
+  std::shared_ptr<const void> form;  ///< of the caller's result
+
+ private:
+  class Tracer;
+  struct Graph;
+  /// Where a gradient goes in the frame.
+  struct Way {
+    enum class To { nowhere, node, target } to = To::nowhere;
+    std::uint32_t index = 0, output = 0;  // of a target: the edge of the call's node that it counts for
+  };
+  struct KeptTensor {
+    std::uint32_t number;
+    Layout layout;
+    DType dtype;
+  };
+  /// A node that eager ops would record.
+  struct Recipe {
+    Ref<const AnyOp> op;
+    std::vector<Way> ways;
+    std::vector<std::optional<KeptTensor>> inputs, outputs;
+    Specs specs, results;
+  };
+  struct Target {
+    std::optional<std::uint32_t> input;  // whose history it is; else a leaf
+    Ref<Leaf> leaf{};                    // also of an input
+    Spec spec{};
+    std::uint32_t edge = 0;  // of the call's node, its first
+  };
+  struct KeptFrom {
+    std::uint32_t storage;                  // of the forward's trace; none: it has no part in it
+    Ref<Storage> outside{};                 // neither made by the forward nor given to it
+    std::optional<std::uint32_t> region{};  // or a region's, which does not keep it but makes it again
+    std::uint32_t index = 0;                // in the region's trace
+  };
+  /// A region of `recompute`.
+  struct Again {
+    Trace trace;                                                     // without what was outside
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> outside{};  // storage, number of what is kept
+  };
+  struct Output {
+    bool defined = false;
+    std::optional<std::uint32_t> input{};     // it is that very tensor
+    std::optional<std::uint32_t> twin{};      // or that very output
+    Tensor outside{};                         // or this one
+    std::optional<std::uint32_t> result{};    // of the program
+    std::optional<std::uint32_t> gradient{};  // of the node
+    bool computed = false, view = false, alias = false;
+  };
+  struct Backward {
+    Words key;
+    std::unique_ptr<Program::Impl> program;             // null: what it does cannot be a program
+    std::vector<std::optional<std::uint32_t>> results;  // by edge of the call's node
+    std::vector<std::uint32_t> reads;                   // numbers of what is kept
+  };
+
+  void learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
+             std::uint64_t since, FrameCall& call);
+  static Graph graph_of(Tracer& tracer, const std::vector<Tensor>& outputs, std::uint64_t since);
+  Way way_of(const Edge& edge, const Spec& spec, const Graph& graph, const std::vector<Tensor>& inputs);
+  std::uint32_t keep(Tracer& tracer, const Ref<Storage>& storage, FrameCall& call);
+  std::uint32_t keep_region(Tracer& tracer, const Storage& storage, FrameCall& call,
+                            std::vector<const StorageOwner*>& met);
+  Ref<const AnyOp> op_of(const FrameCall& call, const Ref<const AnyOp>& op) const;
+  std::vector<Ref<Storage>> storages_of(const FrameCall& call) const;
+  void number_edges();
+  void learn_nodes(Tracer& tracer, const Graph& graph, const std::vector<Tensor>& inputs, FrameCall& call);
+  std::vector<Tensor> learn_outputs(Tracer& tracer, const Graph& graph, const std::vector<Tensor>& inputs,
+                                    const std::vector<Tensor>& outputs);
+  void find_edges(FrameCall& call, const std::vector<Tensor>& inputs) const;
+  void attach(const std::shared_ptr<FrameCall>& call, const std::vector<Tensor>& outputs);
+  Tensors differentiate(const FrameCall& call, const GradArgs& args) const;
+  Backward* find(const Words& words);
+  static bool unchanged(const FrameCall& call, const std::vector<std::uint32_t>& numbers);
+  Tensors run(Backward& backward, FrameCall& call, const GradArgs& args, const std::vector<Tensor>& given);
+  Tensors trace_backward(const FrameCall& call, const GradArgs& args, const std::vector<Tensor>& given,
+                         Words words);
+  void learn_backward(Tracer& tracer, const FrameCall& call, const std::vector<Tensor>& given,
+                      const Tensors& gradients, Backward& made) const;
+
+  std::string unfit_;
+  std::unique_ptr<Program::Impl> forward_;
+  std::vector<Recipe> recipes_;   // oldest first
+  std::vector<Way> result_ways_;  // by output of the node
+  Specs result_specs_;
+  std::vector<Target> targets_;
+  std::vector<std::uint32_t> edges_;  // of the call's node: each one's target
+  std::vector<KeptFrom> kept_;
+  std::vector<Again> regions_;
+  std::vector<Output> outputs_;
+  std::vector<std::pair<Tensor, bool>> found_;  // outside, and whether they want gradients
+  RandomKey begin_{}, end_{};
+  std::list<Backward> backwards_;  // the last used first
+};
+
+}  // namespace sherd

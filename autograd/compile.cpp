@@ -1,0 +1,141 @@
+#include "autograd/compile.h"
+
+#include <algorithm>
+#include <list>
+
+#include "autograd/capture/frame.h"
+#include "runtime/context.h"
+
+namespace sherd {
+namespace {
+
+/// What of the rank a program depends on.
+void describe_rank(Words& words) {
+  const Context& context = Context::current();
+  const TensorOptions& defaults = context.default_options();
+  words.push_back(context.grad_enabled() ? 1 : 0);
+  words.push_back(static_cast<std::uint64_t>(float32_matmul_precision()));
+  words.push_back(static_cast<std::uint64_t>(defaults.dtype));
+  words.push_back(static_cast<std::uint64_t>(defaults.device.type));
+  words.push_back(static_cast<std::uint64_t>(defaults.device.index));
+}
+
+}  // namespace
+
+struct CompiledPrograms::Impl {
+  CompileOptions options;
+  std::list<std::shared_ptr<Frame>> frames{};  // the last used first
+  CompileStats counts{};
+
+  /// The frame for such a call, moved to the front; null where there is none.
+  std::shared_ptr<Frame> find(const Words& key) {
+    const auto its = std::ranges::find_if(
+        frames, [&](const std::shared_ptr<Frame>& frame) { return frame->key == key && frame->holds(); });
+    if (its == frames.end()) return nullptr;
+    frames.splice(frames.begin(), frames, its);
+    return frames.front();
+  }
+  void reset() {
+    frames.clear();
+    counts = {};
+  }
+};
+
+namespace {
+
+/// What was compiled on this thread, as far as it is still there.
+struct CompiledHere {
+  std::vector<std::weak_ptr<CompiledPrograms::Impl>> programs;
+};
+std::vector<std::weak_ptr<CompiledPrograms::Impl>>& compiled_here() {
+  return Context::current().slot<CompiledHere>().programs;
+}
+
+}  // namespace
+
+CompiledPrograms::CompiledPrograms(CompileOptions options) : impl_(std::make_shared<Impl>(Impl{options})) {
+  check<NotImplementedError>(options.executor == Executor::replay,
+                             "compile: the executor {} is to come; use Executor::replay",
+                             options.executor == Executor::fused ? "fused" : "partition");
+  check<ValueError>(options.programs > 0, "compile: room for {} programs; give it room for one at least",
+                    options.programs);
+  std::erase_if(compiled_here(), [](const auto& programs) { return programs.expired(); });
+  compiled_here().push_back(impl_);
+}
+
+CompiledPrograms::~CompiledPrograms() = default;
+
+CompileStats CompiledPrograms::stats() const {
+  CompileStats stats = impl_->counts;
+  for (const std::shared_ptr<Frame>& frame : impl_->frames) {
+    const std::vector<std::size_t> ops = frame->ops();
+    if (!ops.empty()) ++stats.programs;
+    stats.graphs += ops.size();
+    stats.ops.insert(stats.ops.end(), ops.begin(), ops.end());
+  }
+  return stats;
+}
+
+std::string CompiledPrograms::text() const {
+  std::string text;
+  for (const std::shared_ptr<Frame>& frame : impl_->frames) text += frame->text();
+  return text;
+}
+
+void CompiledPrograms::reset() { impl_->reset(); }
+
+CompiledPrograms::Result CompiledPrograms::call(
+    std::span<const Tensor> inputs, std::vector<std::uint64_t> values,
+    const std::function<std::vector<Tensor>()>& body, const std::string& unfit,
+    const std::function<std::shared_ptr<const void>()>& keep_form) {
+  if (Tracer::active()) return {body(), nullptr};
+  Impl& impl = *impl_;
+  const bool strict = impl.options.full_graph == FullGraph::yes;
+  const auto undefined = [](const Tensor& t) { return !t.defined(); };
+  std::string reason = unfit;
+  if (reason.empty() && std::ranges::any_of(inputs, undefined)) reason = "an input is an empty handle";
+  if (!reason.empty()) {
+    check<StateError>(!strict, "compile: this call cannot be captured: {}", reason);
+    ++impl.counts.eager;
+    return {body(), nullptr};
+  }
+  const std::vector<Tensor> given(inputs.begin(), inputs.end());
+  describe_rank(values);
+  describe(given, Gradients::wanted, values);
+  if (const std::shared_ptr<Frame> frame = impl.find(values)) {
+    if (!frame->unfit().empty() || !frame->can_write(given)) {
+      ++impl.counts.eager;
+      return {body(), nullptr};
+    }
+    ++impl.counts.hits;
+    return {frame->replay(given), frame->form};
+  }
+  ++impl.counts.misses;
+  ++impl.counts.frames;
+  const auto frame = std::make_shared<Frame>();
+  frame->key = std::move(values);
+  std::vector<Tensor> outputs = frame->trace(given, body, strict);
+  if (!unfit.empty()) frame->give_up(unfit);
+  check<StateError>(unfit.empty() || !strict, "compile: this call cannot be captured: {}", unfit);
+  if (frame->unfit().empty() && keep_form) frame->form = keep_form();
+  impl.frames.push_front(frame);
+  if (impl.frames.size() > impl.options.programs) impl.frames.pop_back();
+  return {std::move(outputs), nullptr};
+}
+
+Compiled::Compiled(Step step, CompileOptions options)
+    : step_(std::move(step)), programs_(std::make_shared<CompiledPrograms>(options)) {}
+
+std::vector<Tensor> Compiled::operator()(std::span<const Tensor> inputs) const {
+  return programs_->call(inputs, {}, [&] { return step_(inputs); }).outputs;
+}
+
+Compiled compile(Step step, CompileOptions options) { return {std::move(step), options}; }
+
+void compile_reset() {
+  for (const auto& programs : compiled_here())
+    if (const auto alive = programs.lock()) alive->reset();
+  free_halves_workspace();
+}
+
+}  // namespace sherd

@@ -1,0 +1,107 @@
+// Compiling functions: a call's ops are recorded at a first meeting and replayed after, forward and backward.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "autograd/capture/capture.h"
+
+namespace sherd {
+
+/// How programs run. `replay`: op by op, as they were recorded. `partition` (composite ops taken apart, what
+/// is cheap made again in the backward) and `fused` (chains of ops as one kernel) are to come:
+/// NotImplementedError.
+enum class Executor : std::uint8_t { replay, partition, fused };
+/// Whether what cannot be captured is a StateError that names it, or runs eagerly.
+enum class FullGraph : std::uint8_t { no, yes };
+
+struct CompileOptions {
+  Executor executor = Executor::replay;
+  FullGraph full_graph = FullGraph::no;
+  std::size_t programs = 8;  ///< kept of one function; beyond, the one that was used longest ago goes
+};
+
+/// What compiled calls did since they were made or reset.
+struct CompileStats {
+  std::size_t frames = 0;          ///< calls whose tracing began
+  std::size_t programs = 0;        ///< that are kept now, each with its backwards
+  std::size_t graphs = 0;          ///< in these: forwards and backwards
+  std::vector<std::size_t> ops{};  ///< of each graph, views among them
+  std::size_t hits = 0;            ///< calls by a program
+  std::size_t misses = 0;          ///< calls that no program was for
+  std::size_t eager = 0;           ///< calls that ran eagerly, because they cannot be captured
+};
+
+/// The programs of a compiled function or module. One thread uses them at a time.
+class SHERD_API CompiledPrograms {
+ public:
+  /// ValueError for no programs, NotImplementedError for an executor that is to come.
+  explicit CompiledPrograms(CompileOptions options);
+  ~CompiledPrograms();
+  CompiledPrograms(const CompiledPrograms&) = delete;
+  CompiledPrograms& operator=(const CompiledPrograms&) = delete;
+
+  CompileStats stats() const;
+  /// The programs as text, the last used first: forward, then its backwards, in the form of a captured
+  /// program; `keep` names what crosses from the one to the other, `kept` where it arrives.
+  std::string text() const;
+  /// Forgets all programs and begins to count anew. Backwards of calls before it work on.
+  void reset();
+
+  /// What a call gave, and of which result (`keep_form`) where a program ran.
+  struct Result {
+    std::vector<Tensor> outputs;
+    std::shared_ptr<const void> form;
+  };
+  /// Calls `body` on `inputs`, or a program that did the same before. `values` is everything else that the
+  /// call depends on. `unfit`, if not empty, also when `body` is over, says why it cannot be captured.
+  /// `keep_form` may be null.
+  Result call(std::span<const Tensor> inputs, std::vector<std::uint64_t> values,
+              const std::function<std::vector<Tensor>()>& body, const std::string& unfit = {},
+              const std::function<std::shared_ptr<const void>()>& keep_form = {});
+
+  struct Impl;
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+/// A compiled function: called as the function. Handles share the programs.
+class SHERD_API Compiled {
+ public:
+  Compiled(Step step, CompileOptions options);
+  std::vector<Tensor> operator()(std::span<const Tensor> inputs) const;
+  std::vector<Tensor> operator()(std::initializer_list<Tensor> inputs) const {
+    return (*this)(std::span(inputs.begin(), inputs.size()));
+  }
+  CompileStats stats() const { return programs_->stats(); }
+  std::string text() const { return programs_->text(); }
+  void reset() const { programs_->reset(); }
+
+ private:
+  Step step_;
+  std::shared_ptr<CompiledPrograms> programs_;
+};
+
+/// `step` as one program for its forward and one for each kind of backward, equal to the bit to calling it.
+/// The first call traces while it computes, and its first backward too; later calls replay. A call is one
+/// node of the tape, so that the code around it, hooks on its inputs and outputs, `grad`, `retain_graph` and
+/// second derivatives work as ever. A program is for inputs of its shapes, strides, dtypes, devices, sharing
+/// of memory and `requires_grad`, and for the grad mode, default options and precision of products; what
+/// differs gets one of its own. Tensors that the step finds elsewhere are read and written in place, and
+/// asked at each call whether they require grad; which tensors it finds, and numbers on the host, are as at
+/// the first call: compile a module where those change (`nn::compile`). What cannot be captured is what
+/// `capture` refuses, calls among ranks, hooks on tensors inside, and an input with a history
+/// that is written. Inside `capture`, `recompute` and another compiled call the step's ops are theirs.
+SHERD_API Compiled compile(Step step, CompileOptions options = {});
+
+/// Resets everything that was compiled on this thread, and gives back the memory that its programs share.
+SHERD_API void compile_reset();
+
+}  // namespace sherd

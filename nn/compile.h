@@ -1,0 +1,24 @@
+// Compiling modules in place.
+#pragma once
+
+#include <string>
+
+#include "autograd/compile.h"
+#include "nn/module.h"
+
+namespace sherd::nn {
+
+/// From now on calls of `module` go by programs, as those of a function do (`sherd::compile`), equal to the
+/// bit to its forward. Besides what a function's programs are for, they are for train or eval mode of the
+/// module and each below, for the parameters and buffers that these have (by their memory) and which are
+/// trained, and for the forward's arguments that are no tensors. So parameters may be replaced, frozen and
+/// stepped. What observes the module itself is called around a program; while one below is observed, a call
+/// runs eagerly. So does one with an argument that is neither tensors nor a number (a cache; a struct is, if
+/// all of its fields are tensors or `values_in` names the others), or of a module below that was sharded
+/// meanwhile. StateError for a module that is sharded, or has a sharded one below, and for one that is
+/// compiled. A clone is not compiled.
+SHERD_API void compile(Module& module, CompileOptions options = {});
+/// The programs of a compiled module; StateError for another.
+SHERD_API CompiledPrograms& compiled_programs(const Module& module);
+
+}  // namespace sherd::nn
