@@ -623,3 +623,29 @@ TEST_CASE("compile: what comes from uses before and after a call adds up in the 
     }
   }
 }
+
+TEST_CASE(
+    "compile: a backward is told apart by the strides of the gradients that it is given, and by which they "
+    "are") {
+  Tensor w = leaf({8, 8});
+  const Step step = [&](std::span<const Tensor> in) {
+    const Tensor y = matmul(gelu(in[0]), w);
+    return std::vector<Tensor>{y, gelu(y)};
+  };
+  const Compiled compiled = compile(step);
+  for (int i = 0; i < 12; ++i) {
+    const auto run = [&](const Step& fn) {
+      w.set_grad({});
+      manual_seed(static_cast<std::uint64_t>(i));
+      Tensor x = randn({8, 8}).requires_grad_();
+      const Tensor dense = randn({8, 8}), row = expand(randn({8}), {8, 8});
+      const std::vector<Tensor> gradients{dense, transpose(dense, 0, 1), row};
+      const Tensor y = fn({&x, 1})[i % 4 == 3 ? 1 : 0];
+      y.backward(gradients[static_cast<std::size_t>(i) % 3]);
+      return std::vector<Tensor>{w.grad(), x.grad()};
+    };
+    INFO("call " << i);
+    CHECK(same_bits(run(step), run(compiled)));
+  }
+  CHECK(compiled.stats().hits == 11);
+}
