@@ -27,6 +27,7 @@ class Finder final : public nn::MemberVisitor {
   explicit Finder(Found& found) : found_(found) {}
   void param(std::string_view name, nn::Param& member) override {
     if (!member.defined()) return;
+    check_kept(prefix_ + std::string(name), member.object());
     const auto [place, first] = seen_.emplace(member.object().id(), found_.parameters.size());
     if (first) found_.parameters.push_back({prefix_ + std::string(name), &member});
     found_.parameters[place->second].slots.push_back(member.shared_slot());

@@ -36,6 +36,14 @@ ParameterGroup* group_of(const nn::Parameter& parameter) {
   return unit != nullptr ? unit->stepped_at(parameter).members->group.get() : nullptr;
 }
 
+void check_kept(std::string_view name, const nn::Parameter& parameter) {
+  check<StateError>(
+      parameter.owner() != nullptr || parameter.local().shape() == parameter.shape(),
+      "fully_shard: '{}' of shape {} was sharded with a module that is gone, and of its values there is only "
+      "this rank's part of shape {}; keep that module, or give this one new parameters",
+      name, parameter.shape(), parameter.local().shape());
+}
+
 std::string called_of(const nn::Parameter& parameter, std::string what) {
   const ParameterGroup* group = group_of(parameter);
   return group != nullptr ? group->name()->on_shard.called(std::move(what)) : what;

@@ -208,6 +208,9 @@ Unit* unit_of(const nn::Module& module);
 Unit* unit_of(const nn::Parameter& parameter);
 /// The group that has a parameter, or that it is the flat one of; null for one that no unit keeps.
 ParameterGroup* group_of(const nn::Parameter& parameter);
+/// StateError for a parameter of which this rank has a part alone, since the module that it was sharded with
+/// is gone.
+void check_kept(std::string_view name, const nn::Parameter& parameter);
 /// `what`, with the number of the parameter's model among the ranks that have its shards.
 std::string called_of(const nn::Parameter& parameter, std::string what);
 /// Those of `module` and below.

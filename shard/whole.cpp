@@ -57,7 +57,10 @@ Tensor gather_whole(const nn::Parameter& p, const Tensor& given) {
       "gather_whole: a part of shape {} is on meta and holds no values; call materialize() of the "
       "module first",
       part.shape());
-  if (group == nullptr) return clone(part);
+  if (group == nullptr) {
+    check_kept("gather_whole", p);
+    return clone(part);
+  }
   const auto [members, index] = unit_of(p)->place(p);
   const Partition& partition = members->group->spec().partition;
   std::int64_t longest = 0;

@@ -487,3 +487,27 @@ TEST_CASE("a checkpoint of what a fault left apart is refused on all ranks, also
     }
   });
 }
+
+TEST_CASE("what was sharded with a module that is gone is neither saved nor used as a whole") {
+  using Call = std::function<void(nn::Linear&)>;
+  const std::array<Call, 6> calls = {
+      [](nn::Linear& left) { shard::full_state_dict(left); },
+      [](nn::Linear& left) { shard::sharded_state_dict(left); },
+      [](nn::Linear& left) { shard::gather_whole(left.weight, left.weight.local()); },
+      [](nn::Linear& left) { shard::fully_shard(left); },
+      [](nn::Linear& left) { shard::load_full_state_dict(left, nn::Linear(5, 5).state_dict()); },
+      [](nn::Linear& left) { shard::grad_norm(left.parameters()); },
+  };
+  on_ranks([&](World&, shard::GroupLayout layout) {
+    for (const bool tied : {false, true})
+      for (const Call& call : calls) {
+        Pair other = seeded();
+        std::optional<Pair> gone(seeded());
+        if (tied) nn::tie(other.first.weight, gone->first.weight);
+        shard::fully_shard(*gone, {.layout = layout});
+        nn::Linear left = std::move(tied ? other.first : gone->first);
+        gone.reset();
+        expect_refused<StateError>([&] { call(left); }, "a module that is gone");
+      }
+  });
+}
