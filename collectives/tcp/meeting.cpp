@@ -90,7 +90,9 @@ Meeting::Meeting(const Launch& launch, const MeetingPlace& place, const Door& ow
     host(place, own, time);
   else
     join(place, own, time);
-  vigil_ = {Clock::now() + std::min<Clock::duration>(connecting_time + launch.size * 2ms, time),
+  // Rank 0 knows who is missing, so the others wait until it has said so.
+  const auto longer = launch.rank == 0 ? Clock::duration::zero() : Clock::duration(hearing_time);
+  vigil_ = {Clock::now() + std::min<Clock::duration>(connecting_time + launch.size * 2ms, time) + longer,
             [this](auto& sockets) { watch(sockets); }, [this] { look(); }};
 }
 
