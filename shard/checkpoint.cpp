@@ -49,7 +49,6 @@ struct Named {
 /// What one rank's module refuses, all refuse.
 Named state_of(nn::Module& model, const Group& ranks) {
   Named named{model_name, {}};
-  check_steps(model);
   together(ranks, saving, [&] { named.state = sharded_state_dict(model); });
   return named;
 }
@@ -178,6 +177,7 @@ void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Pa
 void save_checkpoint(nn::Module& model, const Path& folder, const Group& ranks,
                      const CheckpointOptions& options) {
   const NoGrad guard;
+  check_steps(model);
   const Named states[] = {state_of(model, ranks)};
   save(states, folder, ranks, options);
 }

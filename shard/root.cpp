@@ -171,7 +171,7 @@ void Root::enter(Engine& engine, std::span<const std::shared_ptr<ParameterGroup>
   const auto own = static_cast<std::ptrdiff_t>(kept.size());
   for (const auto& group : tied) look(group);
   drop_stale(kept);
-  kept.resize(static_cast<std::size_t>(own));
+  kept.resize(static_cast<std::size_t>(own));  // those of other roots are in the list as ties
   for (const Record::Use& use : outside_) now_->add(use);
   find_kept(kept);
   for (const auto& group : tied) now_->add(group->in_use(), Moment::tied);
