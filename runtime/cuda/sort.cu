@@ -65,12 +65,6 @@ __global__ void __launch_bounds__(threads_per_block)
   }
 }
 
-template <class Key>
-struct Pairs {
-  Key* keys;
-  std::uint32_t* places;
-};
-
 /// Each block sorts a chunk of a row of `columns` and writes its first `kept` pairs. Places that are not
 /// given are those of the row.
 template <class Key, int Threads, int Items>
@@ -288,6 +282,12 @@ bool narrow_keys(const SortCall& c) {
 }
 
 }  // namespace
+
+std::size_t sort_pairs_bytes(std::int64_t n) { return cub_bytes<std::uint32_t>(n); }
+void launch_sort_pairs(Pairs<std::uint32_t> (&pairs)[2], std::int64_t n, int bits, void* room,
+                       cudaStream_t stream) {
+  sort_pairs(pairs, n, bits, room, sort_pairs_bytes(n), stream);
+}
 
 std::int64_t SortCall::scratch_bytes() const {
   return narrow_keys(*this) ? Sorting<std::uint32_t>::scratch_bytes(*this)

@@ -20,4 +20,16 @@ struct SortCall {
 };
 void launch_sort(const SortCall& call);
 
+/// Keys, and the number that goes along with each.
+template <class Key>
+struct Pairs {
+  Key* keys;
+  std::uint32_t* places;
+};
+/// Sorts `n` < 2^32 pairs by bits [0, bits) of their keys, stably, from pairs[0] to pairs[0]: both are room
+/// for as many, and change their places. `room` has `sort_pairs_bytes(n)`.
+std::size_t sort_pairs_bytes(std::int64_t n);
+void launch_sort_pairs(Pairs<std::uint32_t> (&pairs)[2], std::int64_t n, int bits, void* room,
+                       cudaStream_t stream);
+
 }  // namespace sherd::cuda
