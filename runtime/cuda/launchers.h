@@ -56,10 +56,9 @@ struct ProductCall : FoldCall {
   void* out = nullptr;  ///< i64 for integers and bool, else of `dtype`
 };
 void launch_product(const ProductCall& call);
-/// gx of rows (outer, reduce) of floats, at most `longest_product_here()` of them each, whose products have
-/// the gradients gy: of what the current device has room for in shared memory, and `longest_product`.
-inline constexpr std::int64_t longest_product = 1 << 14;
-std::int64_t longest_product_here();
+/// gx of rows (outer, reduce) of floats whose products have the gradients gy; `partial` is room for
+/// `product_grad_room()` numbers of f64.
+std::int64_t product_grad_room(const ProductCall& call);
 void launch_product_grad(const ProductCall& call, const void* gy, void* gx);
 
 /// Means, and squares of deviations from them over `left`; floats but f64. Accumulators have 16 bytes.

@@ -79,6 +79,30 @@ TEST_CASE("cuda: running sums and products agree with the CPU's over lengths of 
   }
 }
 
+TEST_CASE("cuda: gradients of products are those in f64, rounded, over lengths of rows, zeros among them",
+          "[sanitized]") {
+  if (no_gpu()) return;
+  const auto gradient = [](const Tensor& given, const Shape& axes) {
+    const Tensor x = clone(given).requires_grad_();
+    return grad(sum(prod(x, axes)), std::span(&x, 1))[0];
+  };
+  for (const std::int64_t columns : {1, 2, 255, 257, 4096, 4097, 12289, 70001})
+    for (const std::int64_t zeros : {0, 1, 2}) {
+      const Tensor near = Values(34)({3, columns}, f64, 0.999, 1.001);
+      for (std::int64_t i = 0; i < std::min(zeros, columns); ++i)
+        fill_(slice(slice(near, 0, 1, 2), 1, i * (columns - 1), i * (columns - 1) + 1), 0);
+      for (DType dtype : floats)
+        for (const Shape& axes : {Shape{1}, Shape{0, 1}}) {
+          INFO(name_of(dtype) << " " << columns << " with " << zeros << " zeros, over " << axes.rank());
+          const Tensor x = to(near, dtype), g = gradient(on_gpu(x), axes);
+          // Of f64 each factor is a rounding.
+          const double roundings = dtype == f64 ? static_cast<double>(3 * columns) : 1;
+          CHECK(relative_distance(to(g, f64), gradient(to(x, f64), axes)) <= roundings * rounding(dtype));
+          same(g, gradient(on_gpu(x), axes));
+        }
+    }
+}
+
 TEST_CASE("cuda: sorting and topk give the CPU's elements and places over lengths, dtypes and k") {
   if (no_gpu()) return;
   for (DType dtype : {f64, f32, f16, bf16, i64, i32, u8})
