@@ -13,6 +13,15 @@ namespace sherd::cuda {
 /// Operand 0 becomes operand 1, converted to the output's dtype: floats to integers by `math::to_integer`,
 /// anything but 0 is true.
 void launch_copy(const Operands& p);
+/// Dense lines of words of `bytes`, 1 to 16, each moved by `by` of them, 0 <= by <= length, the last ones to
+/// the front.
+struct RollCall {
+  std::int64_t lines = 1, length = 0, by = 0, bytes = 4;
+  const void* x = nullptr;
+  void* y = nullptr;
+  cudaStream_t stream = nullptr;
+};
+void launch_roll(const RollCall& call);
 /// Operand 0 becomes one value, given as the bits of its dtype.
 void launch_fill(const Operands& p, std::uint64_t bits);
 /// out[i] = start + i step, in f64 for floats and in i64 for integers.

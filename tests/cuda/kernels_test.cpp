@@ -277,6 +277,33 @@ TEST_CASE("cuda: copies of turned and cut axes are the CPU's", "[sanitized]") {
   }
 }
 
+TEST_CASE("cuda: lines of any length and address, copied, joined, padded and rolled, are the CPU's",
+          "[sanitized]") {
+  if (no_gpu()) return;
+  for (DType dtype : {f64, f32, bf16, u8})
+    for (const std::int64_t columns : {1, 31, 127, 128, 1023, 1024, 1027, 5000}) {
+      INFO(name_of(dtype) << " " << columns);
+      const Tensor x = Values(35)({3, 5, columns}, dtype, 0, 9), there = on_gpu(x);
+      const auto both = [&](const auto& fn) { same(fn(x), fn(there)); };
+      for (const std::int64_t cut : {1, 2, 16})
+        if (cut < columns)
+          both([&](const Tensor& t) { return contiguous(narrow(t, 2, cut, columns - cut)); });
+      both([](const Tensor& t) { return clone(slice(reshape(t, {t.numel()}), 0, 1, t.numel())); });
+      both([](const Tensor& t) { return cat({t, narrow(t, 0, 1, 0), narrow(t, 0, 1, 2)}, 0); });
+      both([](const Tensor& t) { return stack({t, t, t}, 0); });
+      both([](const Tensor& t) { return cat({t, t, t}, 2); });
+      both([](const Tensor& t) { return pad(t, {1, 2}); });
+      both([](const Tensor& t) { return pad(t, {0, 3, 2, 0}); });
+      for (const std::int64_t by : {0, 1, 3, 16, -1})
+        for (int axis : {0, 1, 2}) {
+          both([&](const Tensor& t) { return roll(t, by, axis); });
+          both([&](const Tensor& t) { return roll(transpose(t, 0, 2), by, axis); });
+        }
+    }
+  same(roll(zeros({0, 3}), 1, 1), roll(zeros({0, 3}, {.device = gpu}), 1, 1));
+  same(roll(ones({}), 1, 0), roll(ones({}, {.device = gpu}), 1, 0));
+}
+
 TEST_CASE("cuda: losses summed over all elements and norms agree with the CPU's", "[sanitized]") {
   if (no_gpu()) return;
   for (DType dtype : floats)
