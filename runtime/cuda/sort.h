@@ -17,8 +17,14 @@ struct SortCall {
   void* scratch = nullptr;  ///< `scratch_bytes()`, aligned to 256
 
   std::int64_t scratch_bytes() const;
+  /// Whether elements are 16-bit floats, whose keys and places fit one word, and rows fit a block.
+  bool in_words() const;
+  /// Whether a block finds the few that are asked for in a row, of at most four bytes each.
+  bool selects() const;
 };
 void launch_sort(const SortCall& call);
+void launch_sort_words(const SortCall& call);
+void launch_select(const SortCall& call);
 
 /// Keys, and the number that goes along with each.
 template <class Key>

@@ -277,6 +277,33 @@ TEST_CASE("cuda: copies of turned and cut axes are the CPU's", "[sanitized]") {
   }
 }
 
+TEST_CASE("cuda: rows that a block sorts or selects from give the CPU's elements, wherever the first lie",
+          "[sanitized]") {
+  if (no_gpu()) return;
+  const auto equal = [](const Tensor& x, std::int64_t k) {
+    const TopK host = topk(x, k), there = topk(on_gpu(x), k);
+    same(host.values, there.values);
+    same(host.indices, there.indices);
+  };
+  for (DType dtype : {f32, bf16, i32, u8, boolean})
+    for (std::int64_t columns : {1023, 1024, 1500, 8192, 16384, 16385}) {
+      INFO(name_of(dtype) << " " << columns);
+      const std::int64_t rows = columns > 8192 ? 65 : 3;
+      const Tensor x = Values(36)({rows, columns}, dtype, 0, 99), all_equal = ones({rows, columns}, {dtype});
+      for (std::int64_t k : {1, 8, 256, 257}) {
+        equal(x, k);
+        equal(all_equal, k);
+      }
+      equal(narrow(x, 0, 0, 2), columns);
+    }
+  // One thread has nearly all of the first: every 512th of a row.
+  const Tensor place = arange(0, 65536, 1, {f32}),
+               crowded = where(sherd::equal(remainder(place, 512), 0), place, neg(place));
+  equal(expand(crowded, {64, 65536}), 8);
+  const Tensor few = where(less(remainder(place, 512), 20), place, neg(place));
+  equal(expand(few, {64, 65536}), 21);
+}
+
 TEST_CASE("cuda: lines of any length and address, copied, joined, padded and rolled, are the CPU's",
           "[sanitized]") {
   if (no_gpu()) return;
