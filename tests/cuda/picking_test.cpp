@@ -266,7 +266,8 @@ TEST_CASE(
     const Tensor size = exp(Values(26)({places}, f64, -most, most));
     const Tensor sizes = mul(Values(27)({picks}, f64, 1, 2), gather(size, 0, at));
     for (const Tensor& base : {zeros({places}, {dtype}), to(size, dtype)}) {
-      const Tensor x = to(sizes, dtype), there = scatter_add(on_gpu(base), 0, on_gpu(at), on_gpu(x));
+      const Tensor x = to(sizes, dtype),
+                   there = to(scatter_add(on_gpu(base), 0, on_gpu(at), on_gpu(x)), Device::cpu());
       const Tensor exact = scatter_add(to(base, f64), 0, at, to(x, f64));
       const Tensor apart = div(abs(sub(to(there, f64), exact)), maximum(exact, 1e-300));
       CHECK(amax(where(isfinite(exact), apart, 0)).item() <= rounding(dtype));
