@@ -63,11 +63,11 @@ std::uint32_t Program::Impl::value_of(const TracedTensor& t) {
   return index;
 }
 
-Program::Impl::Impl(Recorded recorded, std::vector<Tensor> returned, std::optional<Cut> half)
+Program::Impl::Impl(Recorded recorded, std::vector<Tensor> returned)
     : trace(std::move(recorded.trace)),
       first(std::move(returned)),
       random{recorded.random_begin, recorded.random_end.offset},
-      cut(std::move(half)) {
+      cut(std::move(recorded.cut)) {
   const std::vector<TracedTensor>&ins = recorded.inputs, &outs = recorded.outputs;
   places.resize(trace.storages.size());
   for (std::size_t i = 0; i < places.size(); ++i)
