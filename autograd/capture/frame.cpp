@@ -69,6 +69,11 @@ void Frame::attach(const std::shared_ptr<FrameCall>& call, const std::vector<Ten
   }
 }
 
+std::unique_ptr<Program::Impl> Frame::program_of(Recorded recorded, Cut cut) const {
+  recorded.cut = std::move(cut);
+  return std::make_unique<Program::Impl>(run_passes(std::move(recorded), passes_), std::vector<Tensor>{});
+}
+
 bool Frame::holds() const {
   return std::ranges::all_of(found_,
                              [](const auto& found) { return wants_grad(found.first) == found.second; });

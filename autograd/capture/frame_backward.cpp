@@ -168,8 +168,7 @@ void Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std::vec
   check<StateError>(recorded.random_begin == recorded.random_end, "compile: a backward draws random numbers");
   recorded.random_begin = call.start;
   recorded.random_end = {call.start.seed, call.start.offset + (end_.offset - begin_.offset)};
-  recorded.cut = std::move(cut);
-  made.program = std::make_unique<Program::Impl>(std::move(recorded), std::vector<Tensor>{});
+  made.program = program_of(std::move(recorded), std::move(cut));
 }
 
 Tensors Frame::trace_backward(const FrameCall& call, const GradArgs& args, const std::vector<Tensor>& given,

@@ -271,8 +271,7 @@ void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::
   Cut cut;
   for (std::uint32_t k = 0; k < kept_.size(); ++k)
     if (kept_[k].storage != TracedTensor::none) cut.made.emplace_back(kept_[k].storage, k);
-  recorded.cut = std::move(cut);
-  forward_ = std::make_unique<Program::Impl>(std::move(recorded), std::vector<Tensor>{});
+  forward_ = program_of(std::move(recorded), std::move(cut));
 }
 
 std::vector<Tensor> Frame::trace(const std::vector<Tensor>& inputs,

@@ -7,6 +7,7 @@
 #include "autograd/capture/passes/decompose.h"
 #include "autograd/capture/passes/pass.h"
 #include "autograd/capture/program.h"
+#include "autograd/compile.h"
 #include "autograd/recompute.h"
 #include "runtime/apply.h"
 #include "runtime/float32_precision.h"
@@ -308,6 +309,79 @@ TEST_CASE("passes: random programs give the bits of the step, and write and draw
   CHECK(without_dead < before);
   CHECK(without_common < before);
   CHECK(all < std::min(without_dead, without_common));
+}
+
+TEST_CASE("passes: compiled random functions have the bits of eager ones, forward and backward") {
+  for (unsigned seed = 0; seed < 150; ++seed) {
+    RandomStep step(seed, Writes::never), other(seed, Writes::never);
+    const CommonSubexpressions how = seed % 2 == 0 ? CommonSubexpressions::once : CommonSubexpressions::each;
+    const Compiled compiled = compile([&](std::span<const Tensor> in) { return other(in); },
+                                      {.full_graph = FullGraph::yes, .common_subexpressions = how});
+    for (unsigned call = 0; call < 4; ++call) {
+      INFO("function " << seed << ", call " << call);
+      const auto run = [&](RandomStep& of, const auto& body) {
+        manual_seed(call);
+        of.gain.set_grad({});
+        of.gain.requires_grad_();
+        std::vector<Tensor> in = drawn(call);
+        for (Tensor& x : in) x.requires_grad_();
+        std::vector<Tensor> results = body(in);
+        for (std::size_t i = 0; i < in.size(); ++i) results.push_back(in[i]);
+        Tensor total = sum(mul(in[0], 0.0));
+        for (const Tensor& y : results) total = add(total, sum(square(y)));
+        total.backward();
+        for (const Tensor& t : {in[0].grad(), in[1].grad(), of.gain.grad(), clone(of.running), randn({2})})
+          results.push_back(t.defined() ? t : zeros({}));
+        return results;
+      };
+      check_same(run(other, compiled), run(step, step));
+    }
+    CHECK(compiled.stats().hits == 3);
+  }
+}
+
+TEST_CASE("compile: common subexpressions are computed as often as the options say") {
+  const Step step = [](std::span<const Tensor> in) {
+    return std::vector<Tensor>{sum(add(gelu(in[0]), gelu(in[0])))};
+  };
+  const auto ops = [&](CommonSubexpressions how) {
+    const Compiled compiled = compile(step, {.common_subexpressions = how});
+    compiled({ones({3})});
+    return compiled.stats().ops;
+  };
+  CHECK(ops(CommonSubexpressions::each) == std::vector<std::size_t>{4});
+  CHECK(ops(CommonSubexpressions::once) == std::vector<std::size_t>{3});
+}
+
+TEST_CASE("compile: a result that the caller writes is not what a gradient keeps of another") {
+  // What is kept comes after what is returned, before it, and after what is neither.
+  const Step steps[] = {[](std::span<const Tensor> in) {
+                          const Tensor y = exp(in[0]).detach();
+                          return std::vector<Tensor>{y, mul(exp(in[0]), 3)};
+                        },
+                        [](std::span<const Tensor> in) {
+                          const Tensor y = mul(exp(in[0]), 3);
+                          return std::vector<Tensor>{exp(in[0]).detach(), y};
+                        },
+                        [](std::span<const Tensor> in) {
+                          const Tensor s = sum(exp(in[0].detach())), y = mul(exp(in[0]), 3);
+                          return std::vector<Tensor>{exp(in[0]).detach(), add(y, s)};
+                        }};
+  for (const Step& step : steps) {
+    const Compiled compiled = compile(step, {.common_subexpressions = CommonSubexpressions::once});
+    for (unsigned call = 0; call < 4; ++call) {
+      const auto run = [&](const auto& body) {
+        Tensor x = numbers({5}, f32, call + 1);
+        x.requires_grad_();
+        const std::vector<Tensor> y = body(std::vector{x});
+        add_(y[0], 1);
+        sum(y[1]).backward();
+        return std::vector<Tensor>{y[0], y[1], x.grad()};
+      };
+      check_same(run(compiled), run(step));
+    }
+    CHECK(compiled.stats().hits == 3);
+  }
 }
 
 TEST_CASE("decompose: an op becomes what it is made of, in its place") {
