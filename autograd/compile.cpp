@@ -90,6 +90,12 @@ std::string CompiledPrograms::text() const {
   return text;
 }
 
+std::vector<std::string> CompiledPrograms::drawings() const {
+  std::vector<std::string> drawings;
+  for (const std::shared_ptr<Frame>& frame : impl_->frames) frame->draw(drawings);
+  return drawings;
+}
+
 void CompiledPrograms::reset() { impl_->reset(); }
 
 CompiledPrograms::Result CompiledPrograms::call(

@@ -55,6 +55,8 @@ class SHERD_API CompiledPrograms {
   /// The programs as text, the last used first: forward, then its backwards, in the form of a captured
   /// program; `keep` names what crosses from the one to the other, `kept` where it arrives.
   std::string text() const;
+  /// The same programs as drawings, one each (`to_svg`).
+  std::vector<std::string> drawings() const;
   /// Forgets all programs and begins to count anew. Backwards of calls before it work on.
   void reset();
 
@@ -86,6 +88,7 @@ class SHERD_API Compiled {
   }
   CompileStats stats() const { return programs_->stats(); }
   std::string text() const { return programs_->text(); }
+  std::vector<std::string> drawings() const { return programs_->drawings(); }
   void reset() const { programs_->reset(); }
 
  private:

@@ -1,5 +1,6 @@
 #include "autograd/capture/capture.h"
 
+#include "autograd/capture/drawing.h"
 #include "autograd/capture/program.h"
 #include "autograd/capture/tracer.h"
 
@@ -47,5 +48,6 @@ Program capture(const Step& step, const std::vector<Tensor>& inputs) {
 }
 
 std::string to_string(const Program& program) { return program.impl().text(); }
+std::string to_svg(const Program& program) { return drawing(program.impl()); }
 
 }  // namespace sherd

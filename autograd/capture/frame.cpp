@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "autograd/capture/drawing.h"
 #include "autograd/tape.h"
 
 namespace sherd {
@@ -110,6 +111,12 @@ std::string Frame::text() const {
   for (const Backward& backward : backwards_)
     text += backward.program ? "backward\n" + backward.program->text() : "backward runs eagerly\n";
   return text;
+}
+
+void Frame::draw(std::vector<std::string>& drawings) const {
+  if (forward_) drawings.push_back(drawing(*forward_));
+  for (const Backward& backward : backwards_)
+    if (backward.program) drawings.push_back(drawing(*backward.program));
 }
 
 std::vector<std::size_t> Frame::ops() const {

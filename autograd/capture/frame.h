@@ -46,6 +46,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
   const std::string& unfit() const { return unfit_; }
   void give_up(std::string why) { unfit_ = std::move(why); }
   std::string text() const;
+  /// Appends a drawing of each program, the forward's first.
+  void draw(std::vector<std::string>& drawings) const;
   /// Ops of each program, the forward's first.
   std::vector<std::size_t> ops() const;
 

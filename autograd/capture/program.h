@@ -95,6 +95,10 @@ struct Program::Impl {
   bool can_write(const std::vector<Tensor>& given) const;
   std::vector<Tensor> replay(const std::vector<Tensor>& given);
   std::string text() const;
+  // ---- parts of the text ----
+  std::string declared(std::uint32_t value) const;  ///< `%0 : f32 (2)`
+  std::string line_of(const Step& step) const;
+  std::string returned() const;
 
   Trace trace;
   std::vector<Place> places;  // by storage of the trace
@@ -111,6 +115,8 @@ struct Program::Impl {
 
  private:
   std::uint32_t value_of(const TracedTensor& t);
+  std::string spec_at(std::uint32_t value) const;
+  std::string name_at(std::uint32_t value) const;
   void name_values();
   void plan();
   void place_buffers();
