@@ -6,7 +6,9 @@
 
 #include "autograd/capture/capture.h"
 #include "autograd/capture/effects.h"
+#include "autograd/node.h"
 #include "nn/on_meta.h"
+#include "nn/shared_gradients.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/log.h"
@@ -290,10 +292,12 @@ void Optimizer::zero_grad(ZeroGrad mode) {
   for (Group& group : groups_)
     for (Parameter& p : group.params) {
       if (p.owner() != nullptr) p.owner()->zeroed(p);
-      if (mode == ZeroGrad::to_none)
+      if (mode == ZeroGrad::to_none) {
         p.set_grad({});
-      else if (p.grad().defined())
+      } else if (p.grad().defined()) {
         zero_(p.grad());
+        if (auto* shared = dynamic_cast<SharedGradients*>(sink_of(p.local()))) shared->zeroed(p.local());
+      }
     }
 }
 

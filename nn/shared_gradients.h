@@ -2,6 +2,7 @@
 #pragma once
 
 #include "collectives/group.h"
+#include "runtime/tensor.h"
 
 namespace sherd::nn {
 
@@ -10,6 +11,8 @@ class SHERD_API SharedGradients {
  public:
   virtual ~SharedGradients();
   virtual const Group& ranks() const = 0;
+  /// The program sets the gradient of `leaf` to zeros in place.
+  virtual void zeroed(const Tensor& leaf) = 0;
 };
 
 }  // namespace sherd::nn

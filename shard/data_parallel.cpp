@@ -106,6 +106,10 @@ class GradientBuckets final : public GradSink,
     hook_ = std::move(hook);
   }
   const Group& ranks() const override { return group_; }
+  void zeroed(const Tensor& leaf) override {
+    if (const auto at = entry_of_.find(record_of(leaf)->leaf.get()); at != entry_of_.end())
+      entries_[at->second].averages.clear();
+  }
   bool set_synchronising(bool synchronising) { return std::exchange(synchronising_, synchronising); }
 
   void before_forward(nn::Module&, std::span<Tensor* const>) override {
@@ -430,6 +434,7 @@ class GradientBuckets final : public GradSink,
   }
   static void keep(Entry& entry, const Tensor& gradient) {
     const Tensor held = entry.parameter.grad();
+    if (!held.defined()) entry.averages.clear();  // the program cleared it
     // The first one after an average starts the sum that the next average is of; the average itself stays in
     // it.
     entry.parameter.set_grad(held.defined() ? add(held, gradient) : clone(gradient));

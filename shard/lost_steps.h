@@ -1,13 +1,16 @@
 // Steps that a fault cost some ranks of a model, and how these come back to where the others are.
 //
-//   for (bool done = false; !done;) try {
+//   for (bool done = false, apart = false; !done;) try {
+//       if (apart) shard::bring_up(model, optimizer);
+//       apart = false;
 //       const auto step = shard::steps_taken(model);
 //       if (step < steps) train(model, optimizer, batch(step));
 //       else mesh.all().barrier(), done = true;  // who has taken all steps stays for who has not
 //     } catch (const CollectiveError&) {
 //       mesh.renew();
 //     } catch (const StateError&) {  // on all ranks: some have taken another number of steps
-//       shard::bring_up(model, optimizer);
+//       if (apart) throw;            // nothing whole is there: load a checkpoint
+//       apart = true;
 //     }
 #pragma once
 

@@ -129,10 +129,11 @@ void compare_models(const Compared& c) {
   const bool on_shard = alike(c.identity.on_shard, {.shard = c.ranks.shard, .replicas = {}, .block = {}});
   const bool on_replicas =
       alike(c.identity.on_replicas, {.shard = {}, .replicas = c.ranks.replicas, .block = {}});
-  check<StateError>(over_ranks(Numbers{on_shard && on_replicas}, c.ranks, call)[0].least == 1,
-                    "{}: ranks go on with calls of several models after renew(), here of {}, which has {} "
-                    "parameters; go on at one place on every rank",
-                    c.call, c.model, c.parameters.size());
+  check<StateError>(
+      over_ranks(Numbers{on_shard && on_replicas}, c.ranks, call)[0].least == 1,
+      "{}: ranks go on with unlike calls after renew(), here of {}, which has {} parameters; go on "
+      "with one call of one model on every rank",
+      c.call, c.model, c.parameters.size());
 }
 
 void compare_steps(const Compared& c) {
@@ -279,8 +280,8 @@ std::deque<Compared> compared(std::string_view model, const Units& units) {
       if (list == lists.end()) {
         const CallName& name = *m.group->name();
         const ModelNumber number = ranks.shard.defined() ? name.on_shard : name.on_replicas;
-        lists.push_back({"fully_shard", number.called(std::string(model)), m.group->identity(), ranks,
-                         gather_channel});
+        lists.push_back(
+            {"fully_shard", number.called(std::string(model)), m.group->identity(), ranks, gather_channel});
         list = lists.end() - 1;
       }
       if (m.flat.defined())
@@ -313,16 +314,22 @@ void check_units(std::string_view model, const Units& units, bool backward) {
   }
 }
 
+Units units_in(nn::Module& module) {
+  Units units;
+  for (const NamedUnit& u : units_of(module)) units.push_back(u.unit->shared_from_this());
+  return units;
+}
+
 std::string_view model_of(const Units& units) {
   return units.empty() ? std::string_view() : std::string_view(units.front()->policy().type);
 }
 
 }  // namespace
 
-void check_steps(StepCheck& of_root, std::string_view model, const Units& units) {
+void check_steps(StepCheck& of_root, nn::Module& root) {
   const std::uint64_t now = Renewals::current().last();
   if (of_root.steps == now && !capturing()) return;
-  check_units(model, units, false);
+  check_units(root.type_name(), units_in(root), false);
   if (!capturing()) of_root.steps = now;  // else replays compare, and nobody has yet
 }
 
@@ -339,9 +346,7 @@ void check_steps(const ParameterGroup& group) {
 
 void check_steps(nn::Module& module) {
   if (Renewals::current().last() == 0 || capturing()) return;
-  Units units;
-  for (const NamedUnit& u : units_of(module)) units.push_back(u.unit->shared_from_this());
-  check_units(module.type_name(), units, false);
+  check_units(module.type_name(), units_in(module), false);
   std::vector<Replicated*> replicated;
   for (const nn::NamedParameter& p : module.named_parameters()) {
     auto* const its = dynamic_cast<Replicated*>(sink_of(p.parameter.local()));

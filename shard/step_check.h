@@ -60,8 +60,9 @@ void check_gradients(const Compared& compared);
 
 // ---- of sharded modules ----
 
-/// Before the forward of a root: of all its units.
-void check_steps(StepCheck& of_root, std::string_view model, const std::vector<std::shared_ptr<Unit>>& units);
+/// Before the forward of a root: of all units in it, which are not made parts of it before they were found
+/// alike, so that one that is refused leaves each rank's next call to be of what it was.
+void check_steps(StepCheck& of_root, nn::Module& root);
 /// Before a backward, both.
 void check_backward(const std::vector<std::shared_ptr<Unit>>& units);
 /// Of the root of a group.

@@ -326,9 +326,9 @@ void Unit::leave_root() {
 
 /// All units of a root compute in the precision of the module that runs as one, and so do its buffers.
 void Unit::begin_root(nn::Module& root) {
+  check_steps(step_check_, root);
   below_.look(root, *this);
   const auto units = root_->units();
-  check_steps(step_check_, root.type_name(), units);
   for (const auto& unit : units) {
     unit->write_back();
     unit->check_gradients();

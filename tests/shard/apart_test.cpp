@@ -717,3 +717,52 @@ TEST_CASE("a lost step's message names the last checkpoint of its own model") {
     one(input_of(0)), two(input_of(0));
   });
 }
+
+TEST_CASE("what was averaged before gradients were cleared does not count after a fault") {
+  Parting part;
+  on_ranks([&](World& world, shard::GroupLayout) {
+    for (const nn::ZeroGrad mode : {nn::ZeroGrad::to_none, nn::ZeroGrad::to_zeros})
+      for (const int accumulated : {1, 2}) {
+        Pair net = seeded(), by_hand = seeded();
+        shard::DataParallel of_net(net, world.group(), {.bucket_bytes = 100});
+        nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
+        // As a fault leaves it that one rank hears of and the others do not.
+        if (world.rank() == 1) net.second.set_requires_grad(false);
+        plain_loss(net, world.rank()).backward();
+        if (world.rank() == 1) net.second.set_requires_grad(true);
+        part(world, [] {});
+        optimizer.zero_grad(mode);
+        for (int times = 0; times < accumulated; ++times) {
+          std::optional<shard::DataParallel::NoSync> scope;
+          if (times + 1 < accumulated) scope.emplace(of_net);
+          plain_loss(net, world.rank()).backward();
+        }
+        const Gradients expected = average_by_hand(by_hand, world.size(), [&](int rank) {
+          for (int times = 0; times < accumulated; ++times) plain_loss(by_hand, rank).backward();
+        });
+        expect_gradients(net, world, expected, "after zero_grad");
+      }
+  });
+}
+
+TEST_CASE("after a renewal a refused call leaves each rank's next one to be of what it was") {
+  Parting part;
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    Pair net = seeded();
+    shard_pair(net, {.layout = layout});
+    plain_loss(net, world.rank()).backward();
+    net.zero_grad();
+    part(world, [] {});
+    for (int times = 0; times < 2; ++times)
+      expect_refused<StateError>(
+          [&] {
+            if (world.rank() == 0)
+              net(input_of(0));
+            else
+              shard::unshard(net.first);
+          },
+          "unlike calls after renew()");
+    for (int times = 0; times < 2; ++times) shard::unshard(net.first);
+    expect_training(net, world, "after both");
+  });
+}
