@@ -1,11 +1,13 @@
 // A forward's arguments as a program's inputs, and its result made again from a program's outputs.
 #pragma once
 
-#include <bit>
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <memory>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>

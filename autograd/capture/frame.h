@@ -11,18 +11,9 @@
 #include <vector>
 
 #include "autograd/capture/program.h"
-#include "autograd/node.h"
+#include "autograd/capture/words.h"
 
 namespace sherd {
-
-/// What a program is for, as numbers to compare.
-using Words = std::vector<std::uint64_t>;
-
-/// Whether tensors' gradients are part of what is said of them.
-enum class Gradients { wanted, ignored };
-/// Appends what a program depends on: shapes, strides, dtypes, devices, which share memory and how, and which
-/// require grad.
-void describe(std::span<const Tensor> tensors, Gradients gradients, Words& words);
 
 /// What a call leaves for its backward.
 struct FrameCall {

@@ -1,0 +1,223 @@
+// A frame's backwards: by a program, or by the graph that eager ops would have recorded.
+#include <algorithm>
+
+#include "autograd/capture/frame_tracer.h"
+#include "autograd/pass.h"
+#include "autograd/region.h"
+#include "autograd/tape.h"
+
+namespace sherd {
+namespace {
+
+constexpr std::size_t most_backwards = 8;  // of one forward
+
+}  // namespace
+
+/// The op with the random numbers of this call.
+Ref<const AnyOp> Frame::op_of(const FrameCall& call, const Ref<const AnyOp>& op) const {
+  const RandomKey* drawn = op->random_key();
+  if (drawn == nullptr || drawn->seed != begin_.seed || drawn->offset < begin_.offset ||
+      drawn->offset >= end_.offset)
+    return op;
+  return op->keep_drawing({call.start.seed, call.start.offset + (drawn->offset - begin_.offset)});
+}
+
+/// What is kept, by number: regions of `recompute` are made anew around what the call kept for them.
+std::vector<Ref<Storage>> Frame::storages_of(const FrameCall& call) const {
+  std::vector<std::shared_ptr<StorageOwner>> regions;
+  for (const Again& again : regions_) {
+    Trace trace = again.trace;
+    std::vector<std::int64_t> shift(trace.storages.size());
+    for (const auto& [storage, number] : again.outside) {
+      trace.storages[storage].outside = call.kept[number].memory;
+      trace.storages[storage].version = call.versions[number];
+      shift[storage] = call.kept[number].shift;
+    }
+    for (TracedOp& traced : trace.ops) {
+      traced.op = op_of(call, traced.op);
+      for (auto* list : {&traced.in, &traced.out})
+        for (TracedTensor& t : *list)
+          if (t.storage != TracedTensor::none) t.layout.offset += shift[t.storage];
+    }
+    regions.push_back(make_region(std::move(trace)));
+  }
+  std::vector<Ref<Storage>> storages;
+  for (std::size_t k = 0; k < kept_.size(); ++k)
+    storages.push_back(kept_[k].region ? released_by(regions[*kept_[k].region], kept_[k].index)
+                                       : call.kept[k].memory);
+  return storages;
+}
+
+/// By the graph that eager ops would have recorded, made anew of what the call kept.
+Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args) const {
+  Tape& tape = Context::current().slot<Tape>();
+  const std::uint64_t since = tape.sequence_behind(call.edges);
+  const std::vector<Ref<Storage>> storages = storages_of(call);
+  std::vector<Ref<Node>> nodes;
+  // Of a leaf whose gradient the pass sums in f32, each use goes to a leaf of its own.
+  std::vector<Ref<Leaf>> uses(edges_.size());
+  for (std::size_t i = 0; i < edges_.size(); ++i)
+    if (args.beside.is_in_f32(i)) uses[i] = make_ref<Leaf>(targets_[edges_[i]].spec);
+  const auto edge = [&](const Way& way) -> Edge {
+    if (way.to == Way::To::target && uses[way.output]) return {{}, 0, uses[way.output]};
+    if (way.to == Way::To::target) return call.edges[way.index];
+    return way.to == Way::To::node ? Edge{nodes[way.index], way.output, {}} : Edge{};
+  };
+  const auto saved = [&](const std::optional<KeptTensor>& kept) -> SavedTensor {
+    if (!kept) return {};
+    Layout layout = kept->layout;
+    layout.offset += call.kept[kept->number].shift;
+    return {Tensor(make_ref<TensorImpl>(storages[kept->number], std::move(layout), kept->dtype)),
+            call.versions[kept->number]};
+  };
+  for (const Recipe& recipe : recipes_) {
+    Ref<Node>& node = nodes.emplace_back(make_ref<Node>());
+    node->op = op_of(call, recipe.op);
+    for (const Way& way : recipe.ways) node->edges.push_back(edge(way));
+    for (const auto& kept : recipe.inputs) node->saved_inputs.push_back(saved(kept));
+    for (const auto& kept : recipe.outputs) node->saved_outputs.push_back(saved(kept));
+    node->specs = recipe.specs;
+    node->outputs = recipe.results;
+    node->sequence = tape.sequence_behind({node->edges.begin(), node->edges.end()});
+  }
+  BackwardPass pass("backward", {.retain_graph = args.retain_graph, .create_graph = args.create_graph});
+  for (std::size_t i = 0; i < args.gy.size(); ++i)
+    if (args.gy[i].defined()) pass.seed(edge(result_ways_[i]), args.gy[i]);
+  std::vector<Edge> wanted;
+  Tensors so_far;
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < edges_.size(); ++i) {
+    if (!args.need(i) || (!uses[i] && i != targets_[edges_[i]].edge)) continue;
+    wanted.push_back(uses[i] ? Edge{{}, 0, uses[i]} : call.edges[edges_[i]]);
+    so_far.push_back(i < args.beside.so_far.size() ? args.beside.so_far[i] : Tensor{});
+    places.push_back(i);
+  }
+  std::vector<Tensor> found = pass.partial(wanted, {so_far.begin(), so_far.size()}, since);
+  Tensors gradients(edges_.size());
+  for (std::size_t k = 0; k < places.size(); ++k) gradients[places[k]] = std::move(found[k]);
+  return gradients;
+}
+
+bool Frame::unchanged(const FrameCall& call, const std::vector<std::uint32_t>& numbers) {
+  return std::ranges::all_of(
+      numbers, [&](std::uint32_t k) { return call.kept[k].memory->version() == call.versions[k]; });
+}
+
+Frame::Backward* Frame::find(const Words& words) {
+  const auto its = std::ranges::find(backwards_, words, &Backward::key);
+  if (its == backwards_.end()) return nullptr;
+  backwards_.splice(backwards_.begin(), backwards_, its);
+  return &backwards_.front();
+}
+
+Tensors Frame::run(Backward& backward, FrameCall& call, const GradArgs& args,
+                   const std::vector<Tensor>& given) {
+  std::vector<Program::Impl::Handed> kept;
+  if (args.retain_graph) {
+    kept = call.kept;
+  } else {
+    kept.resize(call.kept.size());
+    for (const std::uint32_t k : backward.reads) kept[k] = std::move(call.kept[k]);
+    call.kept.clear();
+  }
+  const std::vector<Tensor> results = backward.program->run_half(given, kept, call.start);
+  Tensors gradients(edges_.size());
+  for (std::size_t i = 0; i < edges_.size(); ++i)
+    if (backward.results[i]) gradients[i] = results[*backward.results[i]];
+  return gradients;
+}
+
+/// Makes a program of what was heard of a backward.
+void Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std::vector<Tensor>& given,
+                           const Tensors& gradients, Backward& made) const {
+  std::vector<Tensor> results;
+  for (const Tensor& gradient : gradients) {
+    made.results.push_back(gradient.defined() ? std::optional(static_cast<std::uint32_t>(results.size()))
+                                              : std::nullopt);
+    if (gradient.defined()) results.push_back(gradient);
+  }
+  tracer.check_alive(results);
+  tracer.check_constants();
+  tracer.check_untouched(given, results);
+  tracer.check_drawn();
+  const auto number_of = [&](const Storage* storage) {
+    const auto known = std::ranges::find_if(
+        call.kept, [&](const Program::Impl::Handed& kept) { return kept.memory.get() == storage; });
+    return static_cast<std::uint32_t>(known - call.kept.begin());
+  };
+  for (const Tensor& t : given)
+    check<StateError>(number_of(&t.storage()) == call.kept.size(),
+                      "compile: a gradient of shape {} shares memory with what the backward reads",
+                      t.shape());
+  Program::Impl::Cut cut;
+  for (std::uint32_t i = 0; i < tracer.trace().storages.size(); ++i) {
+    const TracedStorage& storage = tracer.trace().storages[i];
+    const bool input = std::ranges::count(tracer.inputs(), i) > 0;
+    check<StateError>(!storage.rewritten || (!input && !storage.outside),
+                      "compile: a backward writes a tensor of {} bytes that it did not make", storage.bytes);
+    if (!storage.outside) continue;
+    const std::uint32_t k = number_of(storage.outside.get());
+    check<StateError>(k < call.kept.size() || tracer.is_of_host(*storage.outside),
+                      "compile: a backward reads a tensor of {} bytes that is neither kept nor given",
+                      storage.bytes);
+    if (k == call.kept.size()) continue;
+    made.reads.push_back(k);
+    if (kept_[k].storage != TracedTensor::none) cut.kept.emplace_back(i, k);
+  }
+  Recorded recorded = tracer.take(given, results);
+  check<StateError>(recorded.random_begin == recorded.random_end, "compile: a backward draws random numbers");
+  recorded.random_begin = call.start;
+  recorded.random_end = {call.start.seed, call.start.offset + (end_.offset - begin_.offset)};
+  made.program = std::make_unique<Program::Impl>(std::move(recorded), std::vector<Tensor>{}, std::move(cut));
+}
+
+Tensors Frame::trace_backward(const FrameCall& call, const GradArgs& args, const std::vector<Tensor>& given,
+                              Words words) {
+  Tracer tracer(given, false);
+  Tensors gradients;
+  {
+    const Listening listening(tracer);
+    gradients = differentiate(call, args);
+  }
+  Backward made{std::move(words), nullptr, {}, {}};
+  tracer.attempt([&] { learn_backward(tracer, call, given, gradients, made); });
+  if (!tracer.reason.empty()) made.program = nullptr;
+  backwards_.push_front(std::move(made));
+  if (backwards_.size() > most_backwards) backwards_.pop_back();
+  return gradients;
+}
+
+Tensors Frame::backward(FrameCall& call, const GradArgs& args) {
+  check<StateError>(call.kept.size() == kept_.size(),
+                    "backward of compiled: an earlier backward broke off and let go of what it read; run the "
+                    "forward again");
+  std::vector<Tensor> given;
+  Words words(args.needs.begin(), args.needs.end());
+  const auto add = [&](const Tensor& t) {
+    words.push_back(t.defined() ? 1 : 0);
+    if (t.defined()) given.push_back(t);
+  };
+  for (const Tensor& t : args.gy) add(t);
+  words.insert(words.end(), args.beside.in_f32.begin(), args.beside.in_f32.end());
+  words.push_back(args.beside.so_far.size());
+  for (const Tensor& t : args.beside.so_far) add(t);
+  describe(given, Gradients::ignored, words);
+  words.push_back(static_cast<std::uint64_t>(float32_matmul_precision()));
+  Tensors gradients;
+  Backward* known = find(words);
+  if (args.create_graph || call.twins || sherd::Tracer::active())
+    gradients = differentiate(call, args);
+  else if (known == nullptr)
+    gradients = trace_backward(call, args, given, std::move(words));
+  else if (known->program == nullptr || !unchanged(call, known->reads))
+    gradients = differentiate(call, args);
+  else
+    gradients = run(*known, call, args, given);
+  if (!args.retain_graph) {
+    call.kept.clear();
+    call.edges.clear();
+  }
+  return gradients;
+}
+
+}  // namespace sherd
