@@ -119,6 +119,15 @@ void set_sink(const Tensor& leaf, std::shared_ptr<GradSink> sink) {
                     leaf.shape());
   ensure_leaf(leaf).sink = std::move(sink);
 }
+void note_scaled_gradients(std::span<const Tensor> leaves) {
+  for (const Tensor& leaf : leaves) {
+    const AutogradRecord* record = record_of(leaf);
+    if (record == nullptr || !record->leaf || !record->leaf->grad.defined()) continue;
+    ++record->leaf->scalings;
+    record->leaf->scaled_at = std::int64_t{record->leaf->grad.storage().version()};
+  }
+}
+
 void continue_leaf(const Tensor& from, const Tensor& to) {
   const AutogradRecord* record = record_of(from);
   if (record == nullptr || !record->leaf) return;

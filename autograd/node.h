@@ -79,6 +79,9 @@ inline GradSink* sink_of(const Tensor& leaf) {
   const AutogradRecord* record = record_of(leaf);
   return record != nullptr && record->leaf ? record->leaf->sink.get() : nullptr;
 }
+/// The gradients of `leaves`, where they have one, were clipped or unscaled in place: all of them, since they
+/// may share a storage.
+void note_scaled_gradients(std::span<const Tensor> leaves);
 /// Whether `t` requires grad, or was computed from what does.
 inline bool wants_grad(const Tensor& t) {
   const AutogradRecord* record = record_of(t);

@@ -1,6 +1,7 @@
 // Leaves, and where their gradients go.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,6 +25,8 @@ class SHERD_API Leaf final : public RefCounted {
   bool frozen = false;             ///< by `requires_grad_(false)`: gradients that still arrive are dropped
   Tensor grad;                     ///< any shape, dtype and device; empty is none
   std::shared_ptr<GradSink> sink;  ///< null: gradients are added to `grad`
+  /// Times that `grad` was clipped or unscaled in place, and the version of its storage after the last.
+  std::int64_t scalings = 0, scaled_at = 0;
   Subscribers<GradHook> hooks;
   std::string no_hooks;  ///< why `register_hook` refuses this leaf; empty: it does not
   Subscribers<std::function<void(Leaf&)>> after_accumulate;

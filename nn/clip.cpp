@@ -2,6 +2,7 @@
 #include <cmath>
 #include <unordered_set>
 
+#include "autograd/node.h"
 #include "nn/norm_parts.h"
 #include "nn/optimizer.h"
 #include "runtime/apply.h"
@@ -62,6 +63,12 @@ Tensor NormParts::norm(const Tensor& parts) const {
   return order_ == 1 || std::isinf(order_) ? parts : pow(parts, 1 / order_);
 }
 
+void note_scaled(std::span<const Parameter> params) {
+  std::vector<Tensor> leaves;
+  for (const Parameter& p : params) leaves.push_back(p.local());
+  note_scaled_gradients(leaves);
+}
+
 void check_listed_once(std::string_view call, std::span<const Parameter> params) {
   std::unordered_set<const void*> seen;
   for (const Parameter& p : params)
@@ -98,6 +105,7 @@ void clip_grads_with_norm_(std::span<const Parameter> params, double max_norm, c
   apply_many(ops::ClipScale{max_norm}, dense);
   for (std::size_t i = 0; i < gradients.size(); ++i)
     if (!gradients[i].is_contiguous()) copy_(gradients[i], dense[i + 1]);
+  note_scaled(params);
 }
 
 void clip_grad_value_(std::span<const Parameter> params, double limit) {
@@ -106,6 +114,7 @@ void clip_grad_value_(std::span<const Parameter> params, double limit) {
     if (p.owner() != nullptr) p.owner()->check_steppable(p);
   const NoGrad guard;
   for (const Tensor& g : gradients_of(params)) copy_(g, clamp(g, -limit, limit));
+  note_scaled(params);
 }
 
 }  // namespace sherd::nn

@@ -9,6 +9,7 @@
 #include "autograd/capture/effects.h"
 #include "autograd/node.h"
 #include "collectives/observe.h"
+#include "nn/norm_parts.h"
 #include "nn/shared_gradients.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
@@ -186,6 +187,7 @@ GradScaler::Round& GradScaler::unscaled(Optimizer& optimizer, std::string_view c
   const std::vector<std::vector<Tensor>> lists = gradients_of(optimizer);
   for (const std::vector<Tensor>& list : lists)
     for (const Tensor& gradient : list) divide(gradient);
+  for (std::size_t g = 0; g < optimizer.group_count(); ++g) note_scaled(optimizer.parameters(g));
   // Of the quotients, which are infinite for a scale below 1 where the gradients need not be.
   Tensor found = any_not_finite(lists, ranks_of(optimizer), scale_.device());
   return rounds_[optimizer.lifetime()] = {.found = std::move(found)};

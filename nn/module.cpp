@@ -601,6 +601,10 @@ void Module::fire_after(std::span<Tensor* const> outputs) {
   state().tell([&](ModuleObserver* observer) { observer->after_forward(*this, outputs); });
 }
 
+void Module::fire_unknown(std::string_view type) {
+  state().tell([&](ModuleObserver* observer) { observer->result_unknown(*this, type); });
+}
+
 namespace {
 
 /// Where an error comes from: what stands behind the message, and of which module it left the forward last.

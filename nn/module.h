@@ -44,6 +44,8 @@ class SHERD_API ModuleObserver {
   virtual ~ModuleObserver();
   virtual void before_forward(Module&, std::span<Tensor* const> /*inputs*/) {}
   virtual void after_forward(Module&, std::span<Tensor* const> /*outputs*/) {}
+  /// Called before that, where the result is of a class, named `type`, in which no tensors can be found.
+  virtual void result_unknown(Module&, std::string_view /*type*/) {}
   /// Called in place of `after_forward` when forward, or an observer of it, threw.
   virtual void forward_failed(Module&) noexcept {}
 };
@@ -240,6 +242,7 @@ class SHERD_API Module {
   bool observed() const;
   void fire_before(std::span<Tensor* const> inputs);
   void fire_after(std::span<Tensor* const> outputs);
+  void fire_unknown(std::string_view type);
   void fire_failed() noexcept;
   /// Of an error that leaves this module's forward: if it is of a shape or dtype, says in it from which layer
   /// below it comes. Returns, or throws the error that says so in its place.
@@ -415,6 +418,8 @@ class Layer : public Module {
           [&](auto&... items) { return run_forward(self, module, static_cast<Passed<A>>(items)...); }, held);
       std::vector<Tensor*> outputs;
       each_tensor(result, [&](Tensor& t) { outputs.push_back(&t); });
+      if constexpr (holds<decltype(result)>() == Holds::unknown)
+        module.fire_unknown(detail::short_type_name<decltype(result)>());
       module.fire_after(outputs);
       return result;
     } catch (...) {

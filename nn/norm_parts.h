@@ -28,6 +28,9 @@ class NormParts {
   double order_;
 };
 
+/// The gradients of `params` were clipped or unscaled in place: see `note_scaled_gradients`.
+void note_scaled(std::span<const Parameter> params);
+
 /// ValueError, in the name of `call`, for a parameter that is listed twice, whose gradient would be scaled
 /// twice.
 void check_listed_once(std::string_view call, std::span<const Parameter> params);

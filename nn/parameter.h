@@ -28,6 +28,7 @@ struct StepCount {
   std::int64_t written = 0;  ///< of these, those that had a gradient, since its values were loaded
   std::int64_t state = 0;    ///< the same, since the optimizer's state was made or loaded
   bool broken_off = false;   ///< one of them threw while it wrote
+  std::shared_ptr<const std::string> checkpoint{};  ///< the last that was saved of it or loaded; for messages
 
   /// Other values came, of which that many steps were taken.
   void load(std::int64_t taken) { steps = taken, written = 0, broken_off = false; }

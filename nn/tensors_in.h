@@ -1,11 +1,14 @@
 // Finding the tensors in the arguments and results of a module's forward.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -14,19 +17,28 @@
 
 namespace sherd::nn {
 
-/// Whether a `T` can hold tensors that `each_tensor` finds.
+/// What is known of the tensors in a type.
+enum class Holds : std::uint8_t {
+  none,     ///< a number, a string, a container of those
+  unknown,  ///< a class of which `each_tensor` cannot tell
+  tensors,  ///< which `each_tensor` finds
+};
+
+/// What a `T` can hold.
 template <class T>
-consteval bool may_hold_tensors() {
+consteval Holds holds() {
   using V = std::remove_cvref_t<T>;
   constexpr auto nothing = [](Tensor&) {};
   if constexpr (std::is_base_of_v<Tensor, V> || requires(V& value) { tensors_in(value, nothing); }) {
-    return true;
+    return Holds::tensors;
   } else if constexpr (requires { std::tuple_size<V>::value; }) {
     return []<std::size_t... I>(std::index_sequence<I...>) {
-      return (may_hold_tensors<std::tuple_element_t<I, V>>() || ...);
+      return std::max({Holds::none, holds<std::tuple_element_t<I, V>>()...});
     }(std::make_index_sequence<std::tuple_size<V>::value>{});
   } else if constexpr (requires { typename V::mapped_type; }) {
-    return may_hold_tensors<typename V::mapped_type>();
+    return holds<typename V::mapped_type>();
+  } else if constexpr (std::is_convertible_v<V, std::string_view>) {
+    return Holds::none;
   } else if constexpr (
       requires(V& value) {
         value.has_value();
@@ -37,12 +49,17 @@ consteval bool may_hold_tensors() {
         value.end();
       }) {
     if constexpr (requires { typename V::value_type; })
-      return may_hold_tensors<typename V::value_type>();
+      return holds<typename V::value_type>();
     else
-      return false;
+      return Holds::unknown;
   } else {
-    return false;
+    return std::is_class_v<V> ? Holds::unknown : Holds::none;
   }
+}
+/// Whether a `T` can hold tensors that `each_tensor` finds.
+template <class T>
+consteval bool may_hold_tensors() {
+  return holds<T>() == Holds::tensors;
 }
 
 /// Calls `visit(Tensor&)` for every tensor in `value`: tensors (of an `x[...]` the part), and pairs, tuples,

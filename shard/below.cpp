@@ -43,7 +43,8 @@ void Below::look(nn::Module& root, Unit& unit) {
   Objects now;
   now.ids.reserve(ids_.size());
   root.visit_all_members(now);
-  if (looked_ && now.ids == ids_) return;
+  const std::uint64_t& roots_changed = Engine::current().roots_changed();
+  if (looked_ && now.ids == ids_ && roots_changed_ == roots_changed) return;
   looked_ = false;
   ignored_ = {};
   casts_buffers_ = false;
@@ -79,6 +80,7 @@ void Below::look(nn::Module& root, Unit& unit) {
   Objects objects;
   root.visit_all_members(objects);
   ids_ = std::move(objects.ids);
+  roots_changed_ = roots_changed;
   looked_ = true;
 }
 

@@ -2,6 +2,7 @@
 // parameters other modules' units have.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <set>
@@ -44,6 +45,7 @@ class Below {
   void find_buffers(nn::Module& root, const Unit& unit);
 
   bool looked_ = false;
+  std::uint64_t roots_changed_ = 0;    ///< the engine's, when it last did
   std::vector<const void*> ids_;       ///< of the parameters, by member
   std::vector<nn::Parameter> held_;    ///< those, so that no new one passes for one that is gone
   std::vector<nn::Parameter> tied_;    ///< to members of other roots

@@ -99,7 +99,6 @@ void save(std::span<const Named> states, const Path& folder, const Group& ranks,
   together(ranks, saving, [&] {
     if (pending) finish(*pending, partial, states, me.ranks, options);
   });
-  remember_checkpoint(folder.string());
 }
 
 /// Runs `act`, and puts the name of the file before what it says does not fit.
@@ -159,7 +158,7 @@ void load(nn::Module& model, nn::Optimizer* optimizer, const Path& given, const 
     if (optimizer != nullptr) naming(moments_file, [&] { optimizer->load_state_dict(std::move(moments)); });
   });
   weights->commit();
-  remember_checkpoint(given.string());
+  remember_checkpoint(model, given.string());
 }
 
 }  // namespace
@@ -171,7 +170,9 @@ void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Pa
   together(ranks, saving, [&] { check_optimizer(optimizer); });
   const Named states[] = {state_of(model, ranks),
                           {optimizer_name, sharded_optimizer_state(model, optimizer)}};
+  check_saved_steps(model, Saved::optimizer_too, ranks);
   save(states, folder, ranks, options);
+  remember_checkpoint(model, folder.string());
 }
 
 void save_checkpoint(nn::Module& model, const Path& folder, const Group& ranks,
@@ -179,7 +180,9 @@ void save_checkpoint(nn::Module& model, const Path& folder, const Group& ranks,
   const NoGrad guard;
   check_steps(model);
   const Named states[] = {state_of(model, ranks)};
+  check_saved_steps(model, Saved::values, ranks);
   save(states, folder, ranks, options);
+  remember_checkpoint(model, folder.string());
 }
 
 void load_checkpoint(nn::Module& model, nn::Optimizer& optimizer, const Path& folder, const Group& ranks,

@@ -344,7 +344,7 @@ class GradientBuckets final : public GradSink,
     }
     if (alone() || !step_check_.due()) return;
     const std::string model(*module_ == nullptr ? "the module" : (*module_)->type_name());
-    Compared c{"data parallel", model, identity_, ranks_, channel_};
+    Compared c{"data parallel", model_.called(model), identity_, ranks_, channel_};
     for (const Entry& entry : entries_) {
       c.parameters.push_back(entry.parameter);
       c.gradients.push_back(averages_in(entry));
@@ -357,7 +357,7 @@ class GradientBuckets final : public GradSink,
   static std::int64_t averages_in(const Entry& entry) {
     const Tensor held = entry.parameter.grad();
     return held.defined() && held.numel() > 0 && any(not_equal(held, 0)).item() != 0
-               ? entry.averages.number(held)
+               ? entry.averages.number(entry.parameter.local(), held)
                : 0;
   }
   void check_graph() const {
@@ -390,13 +390,26 @@ class GradientBuckets final : public GradSink,
   static int first_of(const std::vector<int>& in) {
     return in.empty() ? 0 : static_cast<int>(std::ranges::find(in, 1) - in.begin());
   }
-  /// The values of a rank that was in the last average, `in` that one's; none: all are alike.
+  /// The values and their counts of steps of a rank that was in the last average, `in` that one's; none: all
+  /// are alike. What optimizers keep stays each rank's own (`bring_up`).
   void take_last(const std::vector<int>& in) const {
     if (in.empty()) return;
     std::vector<Tensor> all = shared_buffers();
     for (const Entry& entry : entries_) all.push_back(entry.parameter.data());
     for (const auto& [name, p] : frozen_) all.push_back(p.data());
+    std::vector<std::int64_t> counts;
+    for (const Entry& entry : entries_)
+      for (const nn::StepCount& count = entry.parameter.step_count();
+           const std::int64_t n : {count.steps, count.written})
+        counts.push_back(n);
+    const Tensor numbers = Tensor::from(counts, {std::ssize(counts)}, Device::cpu());
+    all.push_back(numbers);
     share(std::move(all), group_, {.label = model_.called("replicas"), .channel = channel_}, first_of(in));
+    counts = numbers.to_vector<std::int64_t>();
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      nn::StepCount& count = entries_[i].parameter.step_count();
+      count.steps = counts[2 * i], count.written = counts[2 * i + 1];
+    }
   }
   bool divides_by_left() const { return join_ && !join_->divide_by_initial_world_size && !alone() && !hook_; }
   /// What is divided here is not rounded before.
@@ -513,7 +526,7 @@ class GradientBuckets final : public GradSink,
         add_(held, average);
       else
         entry.parameter.set_grad(clone(average));
-      entry.averages.put(entry.parameter.grad(), held.defined());
+      entry.averages.put(entry.parameter.local(), held.defined());
     }
   }
   /// For each entry, whether any rank has a gradient. Read from the bucket only where this rank has not got

@@ -48,12 +48,13 @@ void Engine::count_as_one(const GroupKey& ranks, int first, std::ptrdiff_t model
 void Engine::renewed(const Group& ranks) {
   std::unordered_set<const Root*> roots;
   for (const auto& root : alive<Root>(roots_))
-    for (const auto& group : root->groups()) {
+    for (const auto& group : root->groups_of_graphs()) {
       const Ranks& its = group->spec().ranks;
       if (its.shard != ranks && its.replicas != ranks && its.block != ranks) continue;
       group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
       group->gradients().renewed();
       root->renewed();
+      outside_.forget(*root);
       roots.insert(root.get());
     }
   for (const auto& unit : units())
@@ -327,7 +328,7 @@ void Engine::finish(std::uint64_t run) {
     for (const auto& group : groups) group->gradients().commit();
   early_.over();
   const Plan done = std::move(b->plan);
-  for (const auto& root : alive<Root>(roots_)) root->backward_over(b->records);
+  outside_.backward_over(b->records);
   backward_.reset();
   for (const auto& [gathered, until] : done.held()) gathered->end(Lease::backward);
   std::vector<Gradients::Added> added;  // of all groups before the first hook, which may throw

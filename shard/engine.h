@@ -12,31 +12,13 @@
 #include <vector>
 
 #include "runtime/subscription.h"
+#include "shard/alive.h"
 #include "shard/early_steps.h"
+#include "shard/outside.h"
 #include "shard/plan.h"
 #include "shard/root.h"
 
 namespace sherd::shard {
-
-/// Adds to a list of what may be gone. Those that are gone are looked for when as many were added as were
-/// there: a few steps for each.
-template <class T>
-void remember(std::vector<std::weak_ptr<T>>& list, const std::shared_ptr<T>& one) {
-  if (list.size() == list.capacity()) {
-    std::erase_if(list, [](const auto& weak) { return weak.expired(); });
-    list.reserve(2 * list.size() + 1);
-  }
-  list.push_back(one);
-}
-
-/// Those of such a list that are not.
-template <class T>
-std::vector<std::shared_ptr<T>> alive(std::span<const std::weak_ptr<T>> list) {
-  std::vector<std::shared_ptr<T>> alive;
-  for (const auto& weak : list)
-    if (auto one = weak.lock()) alive.push_back(std::move(one));
-  return alive;
-}
 
 class Engine {
  public:
@@ -97,6 +79,9 @@ class Engine {
   /// Of that one; else empty.
   const Plan& plan() const;
   EarlySteps& early_steps() { return early_; }
+  Outside& outside() { return outside_; }
+  /// Changes whenever a unit becomes a part of another root.
+  std::uint64_t& roots_changed() { return roots_changed_; }
 
  private:
   /// A backward under way.
@@ -144,7 +129,8 @@ class Engine {
   std::vector<std::weak_ptr<Unit>> units_;
   std::vector<Block> blocks_;
   std::vector<ModelAmong> models_;  ///< the last one among each group of ranks
-  std::uint64_t last_record_ = 0;
+  std::uint64_t last_record_ = 0, roots_changed_ = 0;
+  Outside outside_;
   std::optional<Backward> backward_;
   EarlySteps early_{*this};
   bool own_calls_ = false;

@@ -36,6 +36,31 @@ std::vector<float> flags_of(const Tensor& t) {
 
 }  // namespace
 
+void HeldAverages::put(const Tensor& leaf, bool added) {
+  const Tensor grad = leaf.grad();
+  if (!added) {
+    count_ = 0;
+    storage_ = grad.storage().id();
+    scalings_ = record_of(leaf)->leaf->scalings;
+    written_ = false;
+  }
+  ++count_;
+  take_version(grad);
+}
+
+bool HeldAverages::written(const Tensor& leaf, const Tensor& grad) const {
+  if (written_ || count_ == 0 || !in_place(grad)) return written_;
+  const Leaf& its = *record_of(leaf)->leaf;
+  return version_of(grad) != (its.scalings > scalings_ ? std::max(version_, its.scaled_at) : version_);
+}
+
+std::int64_t HeldAverages::number(const Tensor& leaf, const Tensor& grad) const {
+  if (count_ == 0 || !grad.defined()) return 0;
+  const std::int64_t scalings = record_of(leaf)->leaf->scalings - scalings_;
+  const std::int64_t writes = in_place(grad) ? 2 * scalings + (written(leaf, grad) ? 1 : 0) : replaced;
+  return count_ * (replaced + 1) + std::min(writes, replaced);
+}
+
 void Gradients::add_slot(Tensor leaf, std::size_t first, std::size_t last) {
   slots_.push_back({std::move(leaf), first, last});
   members_.resize(last);
@@ -63,6 +88,8 @@ void Gradients::take_over(Gradients& old, const std::function<Tensor(const Tenso
   }
   if (old.summed_.defined()) summed_ = to(old.summed_, group_.compute_device());
   sums_ = old.sums_;
+  old.unreduced_ = false;
+  old.summed_ = {};
 }
 
 bool Gradients::pending() const { return unreduced_ || (summed_.defined() && group_.switches.all_reducing); }
@@ -346,7 +373,11 @@ bool Gradients::commit() {
   const Turn turn = std::exchange(turn_, Turn::to_come);
   if (turn != Turn::dropped) unreduced_ = turn == Turn::kept;
   if (turn == Turn::kept) commit_own();
-  if (turn == Turn::reduced) average_.defined() ? commit_average() : commit_alone();
+  if (turn == Turn::reduced) {
+    for (Slot& slot : slots_) slot.averages.look(slot.leaf, average_in(slot));
+    average_.defined() ? commit_average() : commit_alone();
+    for (Slot& slot : slots_) slot.averages.take_version(average_in(slot));
+  }
   if (turn == Turn::reduced_over_shards) commit_over_shards();
   return turn == Turn::reduced;
 }
@@ -407,12 +438,12 @@ void Gradients::zeroed(std::size_t member) {
       slot.averaged = {}, slot.averages.clear(), slot.zeroed = true;
 }
 
+Tensor Gradients::average_in(const Slot& slot) { return slot.unsynced ? slot.averaged : slot.leaf.grad(); }
+
 std::vector<std::int64_t> Gradients::averages() const {
   std::vector<std::int64_t> held;
-  for (const Slot& slot : slots_) {
-    const Tensor average = slot.unsynced ? slot.averaged : slot.leaf.grad();
-    held.push_back(slot.leaf.numel() == 0 ? no_number : slot.averages.number(average));
-  }
+  for (const Slot& slot : slots_)
+    held.push_back(slot.leaf.numel() == 0 ? no_number : slot.averages.number(slot.leaf, average_in(slot)));
   held.push_back(summed_.defined() ? sums_ : 0);
   return held;
 }
@@ -573,7 +604,7 @@ Collective Gradients::reduction(std::vector<Tensor> totals) {
 void Gradients::add_to(Slot& slot, const Tensor& part) {
   const Tensor held = slot.leaf.grad();  // the user's may be of any dtype and lie anywhere
   slot.leaf.set_grad(held.defined() ? add_(to(to(held, part.dtype()), part.device()), part) : part);
-  slot.averages.put(slot.leaf.grad(), held.defined());
+  slot.averages.put(slot.leaf, held.defined());
   slot.added = true;
   slot.zeroed = false;
 }

@@ -23,30 +23,34 @@ namespace sherd::shard {
 class Engine;
 class ParameterGroup;
 
-/// How many averages a `.grad` holds, as a number that ranks compare after a fault: also of what was written
-/// over them since, as by clipping, which a fault may have kept from some ranks.
+/// How many averages the `.grad` of a leaf holds, as a number that ranks compare after a fault: also of what
+/// was written over them since, as by clipping, which a fault may have kept from some ranks. Clippings count
+/// by leaf, since the version of a storage counts writes of all gradients that this rank has in it.
 class HeldAverages {
  public:
-  /// One was put there; `added`: to what was there.
-  void put(const Tensor& grad, bool added) {
-    count_ = added ? count_ + 1 : 1;
-    storage_ = grad.storage().id();
-    version_ = grad.storage().version();
-  }
+  /// `grad`, which `leaf` shows now, is an average; `added`: to what was there.
+  void put(const Tensor& leaf, bool added);
   void clear() { count_ = 0; }
-  std::int64_t number(const Tensor& grad) const {
-    if (count_ == 0 || !grad.defined()) return 0;
-    const bool own = grad.storage().id() == storage_;
-    const std::int64_t writes = own ? std::int64_t{grad.storage().version()} - version_ : replaced;
-    return count_ * (replaced + 1) + std::min(writes, replaced);
+  /// Of `grad`, which `leaf` shows when no sum of this rank's own is in its place. Averages of other leaves
+  /// are to be put into its storage; then `take_version`.
+  void look(const Tensor& leaf, const Tensor& grad) { written_ = written(leaf, grad); }
+  void take_version(const Tensor& grad) {
+    if (in_place(grad)) version_ = version_of(grad);
   }
+  std::int64_t number(const Tensor& leaf, const Tensor& grad) const;
   static std::int64_t count_in(std::int64_t number) { return number / (replaced + 1); }
 
  private:
   static constexpr std::int64_t replaced = 999'999;
+  static std::int64_t version_of(const Tensor& grad) { return std::int64_t{grad.storage().version()}; }
+  bool in_place(const Tensor& grad) const { return grad.defined() && grad.storage().id() == storage_; }
+  bool written(const Tensor& leaf, const Tensor& grad) const;
+
   std::int64_t count_ = 0;
   std::uint64_t storage_ = 0;
   std::int64_t version_ = 0;
+  std::int64_t scalings_ = 0;  ///< of the leaf, when the first one was put there
+  bool written_ = false;       ///< by others than what puts averages, clips or unscales
 };
 
 /// A sink whose backwards are the engine's.
@@ -168,6 +172,7 @@ class Gradients final : public EngineSink {
   /// `wait` would read the flags of an average that stays on a device with work of its own.
   bool waits_on_device() const;
   sherd::Layout in_slot(const Slot& slot, std::size_t i) const;
+  static Tensor average_in(const Slot& slot);
   /// Where this rank has all of it, what the user puts is its own only beside sums of backwards.
   static Held held_in(const Slot& slot, const Tensor& grad);
   Tensor own_sum(Slot& slot) const;

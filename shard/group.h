@@ -133,6 +133,11 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   /// was made of its shard.
   void take_over(ParameterGroup& old, const std::function<Tensor(const Tensor&)>& change);
 
+  /// Its module is gone, or has another group in its place: graphs alone have it, which are not alike on all
+  /// ranks, so nothing but their backwards asks for it.
+  void retire() { retired_ = true; }
+  bool retired() const { return retired_; }
+
   Switches switches{};
   StepCheck step_check{};
   /// A scope shows its parameters whole: what they are is written there.
@@ -154,6 +159,7 @@ class ParameterGroup final : public std::enable_shared_from_this<ParameterGroup>
   sherd::Layout local_layout(std::size_t i) const;
 
   GroupSpec spec_;
+  bool retired_ = false;
   Tensor shard_, flat_;
   DType compute_dtype_;
   std::vector<Tensor> locals_;

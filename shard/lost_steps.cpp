@@ -59,24 +59,28 @@ std::vector<Sharers> sharers(const nn::Module& model, const nn::Optimizer& optim
   return all;
 }
 
-/// The replica that all are to be alike: the first of those that have taken most steps, all its ranks the
-/// same and none a part of one.
+/// The replica that all are to be alike: the first of those that have taken most steps, and have most of them
+/// in the optimizer's state, all its ranks the same and none a part of one.
 int foremost(const Sharers& s) {
   const std::vector<Range> ranges =
       over_ranks(numbers_of(s.parameters), {.shard = s.ranks.shard, .replicas = {}, .block = {}}, s.call());
-  std::int64_t score = 0;
-  for (std::size_t i = 0; i < ranges.size() && score >= 0; ++i)
+  std::int64_t steps = 0, in_state = 0;
+  for (std::size_t i = 0; i < ranges.size() && steps >= 0; ++i)
     if (!whole(ranges, i))
-      score = -1;
+      steps = -1;
     else if (i % numbers_a_parameter == 0)
-      score += ranges[i].most;
-  const Numbers scores = of_all_ranks(s.ranks.replicas, Numbers{score}, s.call());
+      steps += ranges[i].most;
+    else if (i % numbers_a_parameter == numbers_a_parameter - 1 && ranges[i].most != no_number)
+      in_state += ranges[i].most;
+  const Numbers all = of_all_ranks(s.ranks.replicas, Numbers{steps, in_state}, s.call());
+  std::vector<std::pair<std::int64_t, std::int64_t>> scores;
+  for (std::size_t i = 0; i < all.size(); i += 2) scores.emplace_back(all[i], all[i + 1]);
   const auto best = std::ranges::max_element(scores);
-  check<StateError>(*best >= 0, "bring_up: {}, so there is nothing whole to copy; {}",
+  check<StateError>(best->first >= 0, "bring_up: {}, so there is nothing whole to copy; {}",
                     s.ranks.replicas.defined()
                         ? "no replica has taken the same steps on all of its ranks"
                         : "ranks have taken unlike steps, and their shards have no replicas",
-                    load_a_checkpoint());
+                    load_a_checkpoint(s.parameters));
   return static_cast<int>(best - scores.begin());
 }
 
@@ -112,7 +116,12 @@ class StateFrom {
     send(std::move(tensors));
   }
   void set_counts() const {
-    for (std::size_t k = 0; k < s_.parameters.size(); ++k) s_.parameters[k].step_count() = counts_[k];
+    for (std::size_t k = 0; k < s_.parameters.size(); ++k) {
+      nn::StepCount& count = s_.parameters[k].step_count();
+      auto checkpoint = std::move(count.checkpoint);
+      count = counts_[k];
+      count.checkpoint = std::move(checkpoint);
+    }
   }
 
  private:

@@ -17,13 +17,9 @@ Record::Use Record::use_of(Gathered& gathered, Moment moment) {
   return {gathered.shared(), moment, next_place(), planned, std::move(region)};
 }
 
-void Record::add_unless_used(std::vector<Use>& uses, const Use& use) {
-  const auto same = [&](const Use& u) { return u.planned && u.gathered.lock() == use.gathered.lock(); };
-  if (std::ranges::none_of(uses, same)) uses.push_back(use);
-}
-
 void Record::add_unless_used(const Use& use) {
-  add_unless_used(uses_, use);
+  const auto same = [&](const Use& u) { return u.planned && u.gathered.lock() == use.gathered.lock(); };
+  if (std::ranges::none_of(uses_, same)) uses_.push_back(use);
   if (const auto kept = kept_.lock())
     if (auto gathered = use.gathered.lock()) kept->gathered.push_back(std::move(gathered));
 }

@@ -23,7 +23,8 @@ class Record final : public EngineSink {
     begin,  ///< of a module
     end,
     read,  ///< outside its module, or the program asked for it
-    tied,  ///< to a parameter below the root, so that an op in it may read it; or here, or read, before it
+    tied,  ///< to a parameter below the root, so that an op in it may read it; or read before it
+    kept,  ///< by forwards of the root before it, or by policy
   };
   struct Use {
     std::weak_ptr<Gathered> gathered;
@@ -52,8 +53,6 @@ class Record final : public EngineSink {
   static std::uint64_t next_place();
   void add(Use use) { uses_.push_back(std::move(use)); }
   void add(Gathered& gathered, Moment moment) { add(use_of(gathered, moment)); }
-  /// Of uses that begin nothing and end nowhere the first of a group says all.
-  static void add_unless_used(std::vector<Use>& uses, const Use& use);
   bool has(const Use& use) const {
     return std::ranges::any_of(uses_, [&](const Use& u) {
       return u.place == use.place && u.gathered.lock() == use.gathered.lock();

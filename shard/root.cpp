@@ -1,8 +1,6 @@
 #include "shard/root.h"
 
 #include <algorithm>
-#include <iterator>
-#include <set>
 #include <utility>
 
 #include "autograd/autograd.h"
@@ -39,9 +37,15 @@ std::vector<std::shared_ptr<Unit>> Root::units() const {
   return units;
 }
 
-std::vector<std::shared_ptr<ParameterGroup>> Root::groups() const {
+std::vector<std::shared_ptr<ParameterGroup>> Root::groups_of_graphs() const {
   auto groups = alive<ParameterGroup>(groups_);
   std::erase_if(groups, [this](const auto& group) { return group->root().get() != this; });
+  return groups;
+}
+
+std::vector<std::shared_ptr<ParameterGroup>> Root::groups() const {
+  auto groups = groups_of_graphs();
+  std::erase_if(groups, [](const auto& group) { return group->retired(); });
   return groups;
 }
 
@@ -77,7 +81,7 @@ void Root::gather_ahead(const Gathered& from, Moment moment) {
   for (std::size_t i = now_->listed().size(); i < uses.size() && ahead < policy_.forward_prefetch; ++i) {
     if (uses[i].moment != Moment::begin && uses[i].moment != Moment::read) continue;
     ++ahead;
-    if (const auto next = uses[i].gathered.lock()) gather(next);
+    if (const auto next = uses[i].gathered.lock(); next && !next->group().retired()) gather(next);
   }
 }
 
@@ -106,55 +110,19 @@ void Root::end_listed() {
       if (const auto gathered = weak.lock()) gathered->end(Lease::list);
 }
 
-ModelAmong* ModelNumbers::find(const GroupKey& key) {
-  const auto known = std::ranges::find(known_, key, &ModelAmong::key);
-  return known != known_.end() ? &*known : nullptr;
-}
-
-ModelNumber ModelNumbers::among(const Group& ranks) {
-  if (!ranks.defined()) return {};
-  if (const ModelAmong* known = find(ranks.key())) return known->number;
-  std::erase_if(known_,
-                [&](const ModelAmong& old) { return old.ranks.expired() || watches(old.ranks, ranks); });
-  known_.push_back({ranks.watch(), ranks.key(), {Engine::current().count_model(ranks)}});
-  return known_.back().number;
-}
-
-/// The first of their numbers is that of all of them. The others are given to later models if none that is
-/// not a part has come between.
-void ModelNumbers::take(std::span<ModelNumbers* const> parts) {
-  for (const ModelNumbers* part : parts) take_over(*part);
-  for (ModelAmong& own : known_) {
-    std::set<int> numbers{own.number.model};
-    for (ModelNumbers* part : parts)
-      if (const ModelAmong* its = part->find(own.key)) numbers.insert(its->number.model);
-    own.number = {*numbers.begin()};
-    for (std::size_t i = 0; i < parts.size(); ++i)
-      if (ModelAmong* its = parts[i]->find(own.key))
-        its->number = {own.number.model, static_cast<int>(i) + 1};
-    Engine::current().count_as_one(own.key, *numbers.begin(), std::ssize(numbers));
-  }
-}
-
-void ModelNumbers::take_over(const ModelNumbers& part) {
-  for (const ModelAmong& its : part.known_)
-    if (find(its.key) == nullptr) known_.push_back({its.ranks, its.key, {its.number.model}});
-}
-
 void Root::take_over(Root& inner) {
   numbers_.take_over(inner.numbers_);
   inner.end_listed();
   left_ = std::min(left_, inner.left_);
-  std::ranges::move(std::exchange(inner.outside_, {}), std::back_inserter(outside_));
-  std::ranges::move(std::exchange(inner.records_, {}), std::back_inserter(records_));
 }
+
+bool Root::trains() const { return now_ && Context::current().grad_enabled() && now_->trainable(); }
 
 // ---- forward ----
 
 void Root::enter(Engine& engine, std::span<const std::shared_ptr<ParameterGroup>> tied) {
   if (depth_++ > 0) return;
   now_ = std::make_shared<Record>(engine.next_record());
-  remember(records_, now_);
   departed_ = false;
   // What was read since the last forward is here on every rank, but for one that wrote its part.
   end_listed();
@@ -172,23 +140,23 @@ void Root::enter(Engine& engine, std::span<const std::shared_ptr<ParameterGroup>
   for (const auto& group : tied) look(group);
   drop_stale(kept);
   kept.resize(static_cast<std::size_t>(own));  // those of other roots are in the list as ties
-  for (const Record::Use& use : outside_) now_->add(use);
-  find_kept(kept);
+  engine.outside().add_to(now_, *this);
+  find_kept(engine, kept);
   for (const auto& group : tied) now_->add(group->in_use(), Moment::tied);
   now_->begin_list();
 }
 
 /// Nobody notices who reads what is kept, in this forward or since it was gathered. So a backward has it for
 /// all of that, also on ranks whose graphs do not read it there.
-void Root::find_kept(std::span<const std::shared_ptr<Gathered>> kept) {
+void Root::find_kept(Engine& engine, std::span<const std::shared_ptr<Gathered>> kept) {
   for (const auto& gathered : kept) {
     if (!gathered->here() && !gathered->on_its_way()) continue;
-    Record::Use use = Record::use_of(*gathered, Moment::tied);
+    Record::Use use = Record::use_of(*gathered, Moment::kept);
     use.place = left_;
     if (!gathered->is_shard_itself()) use.since = gathered->since();
     if (!use.planned) continue;
     now_->add(use);
-    Record::add_unless_used(outside_, use);
+    engine.outside().found_kept(use);
   }
 }
 
@@ -257,36 +225,21 @@ void Root::fail(std::span<const std::shared_ptr<ParameterGroup>> of_module) noex
   for (const auto& group : of_module) group->in_use().end(Lease::module);
   if (--depth_ > 0) return;
   now_ = last_ = nullptr;
-  ahead_.clear(), reads_.clear(), outside_.clear();
-  for (const auto& group : groups()) group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
+  ahead_.clear(), reads_.clear();
+  Engine::current().outside().forget(*this);
+  for (const auto& group : groups_of_graphs())
+    group->each_gathered([](Gathered& gathered) { gathered.end_all(); });
 }
 
 void Root::unshard(Engine& engine, Gathered& gathered) {
   const bool walking = engine.walking();
   if (!now_ && !walking && gathered.leased_elsewhere()) drop_stale({gathered.shared()});
   if (walking) gathered.check_unwritten();
-  if (!now_ && !walking) read_outside(gathered);  // nobody notices reads of it from now on
+  if (!now_ && !walking) engine.outside().read(gathered);
   gathered.lease(Lease::policy);
   advance(engine, gathered, Moment::read);
   gathered.end(Lease::list);
   gathered.show();
-}
-
-/// Between two forwards: backwards through any of those before and after may come to it, on some ranks and
-/// not on others.
-void Root::read_outside(Gathered& gathered) {
-  const auto before = alive<Record>(records_);
-  for (const auto& record : before) record->read_later(gathered);
-  const Record::Use use = Record::use_of(gathered, Moment::tied);
-  if (!use.planned) return;
-  for (const auto& record : before) record->add_unless_used(use);
-  Record::add_unless_used(outside_, use);  // a module that never runs is read without end
-}
-
-void Root::backward_over(std::span<Record* const> records) {
-  std::erase_if(outside_, [&](const Record::Use& use) {
-    return std::ranges::any_of(records, [&](const Record* record) { return record->has(use); });
-  });
 }
 
 void Root::read(Engine& engine, Gathered& gathered) {
@@ -294,7 +247,7 @@ void Root::read(Engine& engine, Gathered& gathered) {
   if (gathered.on_its_way() && (gathered.leased(Lease::policy) || gathered.leased(Lease::forward))) return;
   const bool walking = engine.walking();
   if (walking || !now_) gathered.check_unwritten();
-  if (!walking && !now_) read_outside(gathered);
+  if (!walking && !now_) engine.outside().read(gathered);
   gathered.lease(Lease::list);
   reads_.push_back(gathered.shared());
   advance(engine, gathered, Moment::read);

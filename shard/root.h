@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "shard/call_name.h"
 #include "shard/group.h"
+#include "shard/model_numbers.h"
 #include "shard/record.h"
 
 namespace sherd::shard {
@@ -23,35 +23,6 @@ enum class AfterForward : std::uint8_t { free, keep, slice };
 struct SchedulePolicy {
   int forward_prefetch = 1;
   BackwardPrefetch backward_prefetch = 1;
-};
-
-/// A model among ranks since their last renewal.
-struct ModelAmong {
-  std::weak_ptr<const void> ranks;
-  GroupKey key;  ///< theirs, another one since each renewal
-  ModelNumber number;
-};
-
-/// Whether a `Group::watch` is of `group`.
-inline bool watches(const std::weak_ptr<const void>& watch, const Group& group) {
-  const std::shared_ptr<const void> its = watch.lock();
-  return its && its == group.watch().lock();
-}
-
-/// Of one model among the groups of ranks that it has.
-class ModelNumbers {
- public:
-  /// Which of the models among `ranks` it is. Counts it if it is new to them: when it is made, or first runs
-  /// after a renewal.
-  ModelNumber among(const Group& ranks);
-  /// Those of `parts` are parts of it: they were counted before.
-  void take(std::span<ModelNumbers* const> parts);
-  /// Of ranks to which it is new.
-  void take_over(const ModelNumbers& part);
-
- private:
-  ModelAmong* find(const GroupKey& key);
-  std::vector<ModelAmong> known_;
 };
 
 /// Its forwards gather by one cursor: what needs a group names a place, and only `advance` posts, that place
@@ -74,8 +45,10 @@ class Root {
   void add(const std::shared_ptr<ParameterGroup>& group);
   void add(const std::shared_ptr<Unit>& unit);
   std::vector<std::shared_ptr<Unit>> units() const;
-  /// Also of graphs from before a module was moved or cast.
+  /// Those of its modules.
   std::vector<std::shared_ptr<ParameterGroup>> groups() const;
+  /// And those that are retired, which graphs have, on some ranks.
+  std::vector<std::shared_ptr<ParameterGroup>> groups_of_graphs() const;
 
   ModelNumbers& numbers() { return numbers_; }
   /// What ran alone so far becomes a part of this root.
@@ -102,9 +75,9 @@ class Root {
     if (now_) now_->freed(gathered);
   }
   /// After a fault: nothing that was guessed counts.
-  void renewed() { last_ = nullptr, outside_.clear(); }
-  /// One through forwards of all roots that has ended. What it could come to is of no later forward.
-  void backward_over(std::span<Record* const> records);
+  void renewed() { last_ = nullptr; }
+  /// Whether the forward under way is to have a backward that reduces gradients.
+  bool trains() const;
   /// Gives back what was gathered ahead, or read outside its module.
   void end_listed();
 
@@ -113,8 +86,7 @@ class Root {
   void gather_ahead(const Gathered& from, Record::Moment moment);
   bool follows(const Gathered& wanted, Record::Moment moment);
   void end_reads(const Gathered* but);
-  void read_outside(Gathered& gathered);
-  void find_kept(std::span<const std::shared_ptr<Gathered>> kept);
+  void find_kept(Engine& engine, std::span<const std::shared_ptr<Gathered>> kept);
   void drop_stale(std::vector<std::shared_ptr<Gathered>> kept) const;
 
   SchedulePolicy policy_;
@@ -124,10 +96,6 @@ class Root {
   std::vector<std::weak_ptr<ParameterGroup>> groups_;
   int depth_ = 0;
   std::shared_ptr<Record> now_, last_;
-  std::vector<std::weak_ptr<Record>> records_;  ///< of forwards whose graphs may be there
-  /// Reads outside all forwards, and what may have been read so without notice, that no backward was over
-  /// yet: forwards to come have them too.
-  std::vector<Record::Use> outside_;
   std::uint64_t left_ = 0;  ///< place at which the last forward ended
   bool departed_ = false;   ///< this forward, from the last one's list
   // Leased by the list: gathered ahead, and read outside their modules at the cursor.

@@ -9,6 +9,7 @@
 
 #include "autograd/capture/capture.h"
 #include "autograd/capture/effects.h"
+#include "autograd/node.h"
 #include "collectives/observe.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
@@ -45,8 +46,6 @@ class Renewals {
     const auto found = std::ranges::find_if(renewed_, [&](const Renewed& r) { return counts(r, seen); });
     return found == renewed_.end() ? std::string() : found->name;
   }
-
-  std::string checkpoint{};  ///< the last that was saved or loaded
 
  private:
   struct Renewed {
@@ -114,13 +113,14 @@ std::string by_rank(const Compared& c, const Range& here, bool broken_off = fals
     here.add(kind == 0 ? mine[i] / 2 : mine[i]);
     broken_off = broken_off || (kind == 0 && mine[i] % 2 != 0);
   }
-  fail<StateError>("{}: a fault cost some ranks of {} a step: {} are {}; {}{}", c.call, c.model, what[kind],
-                   by_rank(c, here, broken_off),
-                   c.ranks.replicas.defined() ? "bring_up(model, optimizer) on every rank, or " : "",
-                   load_a_checkpoint());
+  fail<StateError>(
+      "{}: a fault, or batches of unlike numbers (join), cost some ranks of {} a step: {} are {}; {}{}",
+      c.call, c.model, what[kind], by_rank(c, here, broken_off),
+      c.ranks.replicas.defined() ? "bring_up(model, optimizer) on every rank, or " : "",
+      load_a_checkpoint(c.parameters));
 }
 
-void compare_steps(const Compared& c) {
+void compare_models(const Compared& c) {
   const CallOptions call{.label = "model after renew", .channel = c.channel};
   const auto alike = [&](std::int64_t identity, const Ranks& ranks) {
     return std::ranges::all_of(over_ranks(Numbers{identity, std::ssize(c.parameters)}, ranks, call),
@@ -133,10 +133,13 @@ void compare_steps(const Compared& c) {
                     "{}: ranks go on with calls of several models after renew(), here of {}, which has {} "
                     "parameters; go on at one place on every rank",
                     c.call, c.model, c.parameters.size());
+}
+
+void compare_steps(const Compared& c) {
   const Numbers mine = numbers_of(c.parameters);
   const std::vector<Range> ranges =
-      over_ranks(mine, c.ranks, {.label = "steps after renew", .channel = c.channel});
-  for (std::size_t kind = 0; kind < numbers_a_parameter; ++kind)
+      over_ranks(mine, c.ranks, {.label = std::string(c.label), .channel = c.channel});
+  for (std::size_t kind = 0; kind < c.kinds; ++kind)
     for (std::size_t i = kind; i < ranges.size(); i += numbers_a_parameter)
       if (!whole(ranges, i)) fail_steps(c, mine, ranges, kind);
 }
@@ -218,18 +221,41 @@ bool whole(std::span<const Range> ranges, std::size_t i) {
   return ranges[i].alike() && (i % numbers_a_parameter != 0 || ranges[i].most % 2 == 0);
 }
 
-void remember_checkpoint(const std::string& folder) { Renewals::current().checkpoint = folder; }
+void remember_checkpoint(const nn::Module& model, const std::string& folder) {
+  const auto shared = std::make_shared<const std::string>(folder);
+  for (const nn::NamedParameter& p : model.named_parameters()) p.parameter.step_count().checkpoint = shared;
+}
 
-std::string load_a_checkpoint() {
-  const std::string& last = Renewals::current().checkpoint;
-  return last.empty()
-             ? "load a checkpoint of model and optimizer"
-             : fmt::format("load a checkpoint of model and optimizer, the last of which here is '{}'",
-                           shown(last, 300));
+std::string load_a_checkpoint(std::span<const nn::Parameter> parameters) {
+  std::string said = "load a checkpoint of model and optimizer";
+  for (const nn::Parameter& p : parameters)
+    if (const auto& last = p.step_count().checkpoint)
+      return said + fmt::format(", the last of which is '{}'", shown(*last, 300));
+  return said;
 }
 
 void check_steps(const Compared& compared) {
-  check_after_renewal(compared, &StepCheck::steps, compare_steps);
+  check_after_renewal(compared, &StepCheck::steps, [](const Compared& c) {
+    compare_models(c);
+    compare_steps(c);
+  });
+}
+void check_saved_steps(const nn::Module& module, Saved saved, const Group& ranks) {
+  if (!ranks.defined() || ranks.size() == 1) return;
+  const Housekeeping guard;
+  const Ranks all{.shard = {}, .replicas = ranks, .block = {}};
+  Compared c{"save_checkpoint", std::string(module.type_name()), {}, all, 0};
+  c.label = c.call;
+  c.kinds = saved == Saved::values ? numbers_a_parameter - 1 : numbers_a_parameter;
+  std::string names;
+  for (const nn::NamedParameter& p : module.named_parameters()) {
+    c.parameters.push_back(p.parameter);
+    names += p.name + '\n';
+  }
+  const Numbers same{std::ssize(c.parameters),
+                     static_cast<std::int64_t>(std::hash<std::string>{}(names) >> 1)};
+  if (std::ranges::all_of(over_ranks(same, all, {.label = std::string(c.label)}), &Range::alike))
+    compare_steps(c);
 }
 void check_gradients(const Compared& compared) {
   check_after_renewal(compared, &StepCheck::gradients, compare_gradients);
@@ -251,7 +277,10 @@ std::deque<Compared> compared(std::string_view model, const Units& units) {
         return c.ranks.shard == ranks.shard && c.ranks.replicas == ranks.replicas;
       });
       if (list == lists.end()) {
-        lists.push_back({"fully_shard", model, m.group->identity(), ranks, gather_channel});
+        const CallName& name = *m.group->name();
+        const ModelNumber number = ranks.shard.defined() ? name.on_shard : name.on_replicas;
+        lists.push_back({"fully_shard", number.called(std::string(model)), m.group->identity(), ranks,
+                         gather_channel});
         list = lists.end() - 1;
       }
       if (m.flat.defined())

@@ -31,14 +31,17 @@ class StepCheck {
 
 /// What is compared, and over which ranks.
 struct Compared {
-  std::string_view call, model;
+  std::string_view call;
+  std::string model;
   Identity identity;  ///< of the model
   const Ranks& ranks;
   int channel;
   std::vector<nn::Parameter> parameters{};  ///< that are stepped
   std::vector<std::int64_t> gradients{};  ///< averages that each holds; `no_number` where it has no elements
   std::vector<StepCheck*> checks{};
-  std::vector<ParameterGroup*> groups{};  ///< of sharded modules
+  std::vector<ParameterGroup*> groups{};        ///< of sharded modules
+  std::string_view label = "steps of a model";  ///< of the call
+  std::size_t kinds = 3;                        ///< of the numbers of a parameter, the first ones
 };
 inline constexpr std::int64_t no_number = std::numeric_limits<std::int64_t>::min();
 
@@ -67,6 +70,12 @@ void check_steps(const ParameterGroup& group);
 void check_steps(nn::Module& module);
 void check_steps(std::span<const nn::Parameter> parameters);
 
+/// What of a model a checkpoint has.
+enum class Saved : std::uint8_t { values, optimizer_too };
+/// Before a checkpoint of `module` by `ranks`, which are unlike also without a fault where they made unlike
+/// numbers of steps. Of ranks with modules of other names nothing is known. Collective.
+void check_saved_steps(const nn::Module& module, Saved saved, const Group& ranks);
+
 // ---- what both this and `bring_up` do ----
 
 /// The least and the most of any rank that has the number.
@@ -88,8 +97,9 @@ inline constexpr std::size_t numbers_a_parameter = 3;
 /// Whether ranks are alike in number `i` of those, and none of them is within a step.
 bool whole(std::span<const Range> ranges, std::size_t i);
 
-/// For messages: the folder of the last checkpoint that this rank saved or loaded, and the way out.
-void remember_checkpoint(const std::string& folder);
-std::string load_a_checkpoint();
+/// For messages: the folder of the last checkpoint that was saved or loaded of a model, and the way out of
+/// what its `parameters` came to.
+void remember_checkpoint(const nn::Module& model, const std::string& folder);
+std::string load_a_checkpoint(std::span<const nn::Parameter> parameters);
 
 }  // namespace sherd::shard

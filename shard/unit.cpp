@@ -91,6 +91,7 @@ void Unit::take_into_model(std::span<Unit* const> below) {
 }
 
 Unit::~Unit() {
+  for (const auto& group : groups_) group->retire();
   for (Members& m : members_) {
     for (nn::Parameter& p : m.parameters)
       if (p.owner() == this) p.leave_owner();
@@ -259,6 +260,7 @@ void Unit::replace(const std::function<Tensor(const Tensor&)>& change) {
         gathered.shard_written();
         gathered.end_all();
       });
+      old->retire();
       m.used = {};
       bind(m);
     }
@@ -298,6 +300,7 @@ void Unit::join(const Unit& outer, std::string_view name) {
     outer.root_->take_over(*root_);
     root_ = outer.root_;
     root_->add(shared_from_this());
+    ++Engine::current().roots_changed();
   }
   compute_in(root_->precision());
   for (const auto& group : groups_) {
@@ -311,6 +314,7 @@ void Unit::leave_root() {
   root_ = std::make_shared<Root>(policy_.schedule);
   root_->add(shared_from_this());
   Engine::current().add(root_);
+  ++Engine::current().roots_changed();
   label_.clear();
   below_.forget();
   compute_in(root_->precision());
@@ -387,6 +391,16 @@ void Unit::after_forward(nn::Module&, std::span<Tensor* const> outputs) {
       if (output->defined() && is_floating(output->dtype())) *output = to(*output, *policy_.output_dtype);
   --running_;
   root_->leave(outputs);
+}
+
+/// A backward from there would reach the forward on ranks alone whose graphs read parameters.
+void Unit::result_unknown(nn::Module& module, std::string_view type) {
+  check<NotImplementedError>(
+      root_->depth() > 1 || !root_->trains(),
+      "fully_shard: forward of {} returns a {}, in which no tensors are found, so that backwards from them "
+      "would not be noticed on every rank; give its namespace a function tensors_in({}&, visit) "
+      "(nn/tensors_in.h), return tensors, or run it under NoGrad",
+      module.type_name(), type, type);
 }
 
 void Unit::forward_failed(nn::Module&) noexcept {

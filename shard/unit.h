@@ -142,6 +142,7 @@ class Unit final : public nn::ModuleExtension,
   // ---- ModuleExtension ----
   void before_forward(nn::Module& module, std::span<Tensor* const> inputs) override;
   void after_forward(nn::Module& module, std::span<Tensor* const> outputs) override;
+  void result_unknown(nn::Module& module, std::string_view type) override;
   void forward_failed(nn::Module& module) noexcept override;
   std::vector<nn::NamedParameter> own_parameters() const override;
   bool hides(const nn::Parameter& parameter) const override;

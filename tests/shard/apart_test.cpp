@@ -42,6 +42,38 @@ Pair seeded() {
   return {};
 }
 
+/// A part that is in several models.
+struct WithShared final : nn::Layer<WithShared> {
+  std::shared_ptr<nn::Linear> shared;
+  nn::Linear own{5, 5};
+  explicit WithShared(std::shared_ptr<nn::Linear> shared) : shared(std::move(shared)) {}
+  Tensor forward(const Tensor& x) const { return own(tanh((*shared)(x))); }
+  void visit(auto&& on) {
+    on("shared", *shared);
+    on("own", own);
+  }
+};
+
+/// What `each_tensor` cannot look into.
+struct Found {
+  Tensor y;
+};
+struct InStruct final : nn::Layer<InStruct> {
+  nn::Linear layer{5, 5};
+  Found forward(const Tensor& x) const { return {layer(x)}; }
+  void visit(auto&& on) { on("layer", layer); }
+};
+struct Count {
+  int rows;
+};
+struct OfNumbers final : nn::Layer<OfNumbers> {
+  nn::Linear layer{5, 5};
+  std::pair<Count, Tensor> forward(const Tensor& x) const {
+    return {Count{static_cast<int>(x.size(0))}, layer(x)};
+  }
+  void visit(auto&& on) { on("layer", layer); }
+};
+
 /// The gradients of a loss on all ranks are those by hand.
 void expect_averages(Pair& net, World& world, const std::function<Tensor(Pair&, int)>& loss_of,
                      const char* when) {
@@ -483,7 +515,7 @@ TEST_CASE("a checkpoint of what a fault left apart is refused on all ranks, also
       for (int times = 0; times < 2; ++times)
         expect_refused<StateError>(
             [&] { shard::save_checkpoint(net, optimizer, folder / "save", world.group()); },
-            "a fault cost some ranks");
+            "cost some ranks of Pair a step");
     }
   });
 }
@@ -509,5 +541,179 @@ TEST_CASE("what was sharded with a module that is gone is neither saved nor used
         gone.reset();
         expect_refused<StateError>([&] { call(left); }, "a module that is gone");
       }
+  });
+}
+
+TEST_CASE("what has another module in its place is gathered and reduced by nobody's list") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const bool keeps : {false, true}) {
+      Pair net = seeded(), by_hand = seeded();
+      shard::fully_shard(net.first, {.layout = layout, .reshard_after_forward = !keeps});
+      shard::fully_shard(net.second, {.layout = layout, .reshard_after_forward = !keeps});
+      shard::fully_shard(net, {.layout = layout, .reshard_after_forward = !keeps});
+      for (int times = 0; times < 3; ++times) {
+        Tensor old = net(input_of(world.rank())).first;
+        {
+          const auto scope = shard::no_sync(net);
+          plain_loss(net, world.rank()).backward();
+        }
+        net.zero_grad();
+        if (world.rank() != 0) old = {};
+        for (Pair* of : {&net, &by_hand}) {
+          manual_seed(static_cast<std::uint64_t>(times) + 7);
+          of->second = nn::Linear(5, 5);
+        }
+        shard::fully_shard(net.second, {.layout = layout, .reshard_after_forward = !keeps});
+        for (const bool trains : {false, true}) {
+          if (!trains) {
+            const NoGrad guard;
+            for (int forwards = 0; forwards < 2; ++forwards)
+              expect(
+                  net(input_of(1)).first.to_vector<float>() == by_hand(input_of(1)).first.to_vector<float>(),
+                  "rank {} computed with other values", world.rank());
+            continue;
+          }
+          plain_loss(net, world.rank()).backward();
+          const Gradients expected =
+              average_by_hand(by_hand, world.size(), [&](int rank) { plain_loss(by_hand, rank).backward(); });
+          expect_gradients(net, world, expected, "a new head");
+          net.zero_grad();
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("a term of another model's parameters is used on some ranks, whatever forwards the loss has") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const int user : {0, 1})
+      for (const bool ran : {false, true})
+        for (const bool reads_first : {false, true}) {
+          Pair net = seeded(), other = seeded(), by_hand = seeded(), other_by_hand = seeded();
+          for (Pair* of : {&net, &other}) shard_pair(*of, {.layout = layout});
+          const auto loss_of = [&](Pair& of, Pair& term_of, int rank) {
+            if (ran) term_of(input_of(rank));
+            const auto term = [&] { return sum(square(term_of.first.weight.tensor())); };
+            const Tensor before = reads_first ? term() : Tensor();
+            const Tensor loss = plain_loss(of, rank);
+            const Tensor its = reads_first ? before : term();
+            return rank == user ? add(loss, its) : loss;
+          };
+          for (int step = 0; step < 2; ++step) {
+            loss_of(net, other, world.rank()).backward();
+            for (auto [of, hand] : {std::pair{&net, &by_hand}, {&other, &other_by_hand}}) {
+              const Gradients expected = average_by_hand(
+                  *hand, world.size(), [&](int rank) { loss_of(by_hand, other_by_hand, rank).backward(); });
+              expect_gradients(*of, world, as_sharded(expected, *of), "a term of another model");
+            }
+            for (Pair* of : {&net, &other, &by_hand, &other_by_hand}) of->zero_grad();
+          }
+        }
+  });
+}
+
+TEST_CASE("a part of two models is a part of each while that runs") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    const auto make = [] {
+      manual_seed(3);
+      auto part = std::make_shared<nn::Linear>(5, 5);
+      return std::pair{std::make_unique<WithShared>(part), std::make_unique<WithShared>(part)};
+    };
+    const auto [one, two] = make();
+    const auto [hand_one, hand_two] = make();
+    shard::fully_shard(*one->shared, {.layout = layout});
+    for (const auto& net : {one.get(), two.get()}) shard::fully_shard(*net, {.layout = layout});
+    for (int step = 0; step < 4; ++step) {
+      const bool first = step % 2 == 0;
+      WithShared &net = first ? *one : *two, &by_hand = first ? *hand_one : *hand_two;
+      sum(square(net(input_of(world.rank())))).backward();
+      const Gradients expected = average_by_hand(
+          by_hand, world.size(), [&](int rank) { sum(square(by_hand(input_of(rank)))).backward(); });
+      expect_gradients(net, world, expected, "a shared part");
+      net.zero_grad();
+    }
+  });
+}
+
+TEST_CASE("a forward whose result's tensors cannot be found is refused where it is to have a backward") {
+  on_ranks([](World&, shard::GroupLayout layout) {
+    InStruct net;
+    shard::fully_shard(net, {.layout = layout});
+    expect_refused<NotImplementedError>([&] { net(input_of(0)); }, "returns a Found, in which no tensors");
+    {
+      const NoGrad guard;
+      expect(net(input_of(0)).y.defined(), "no result");
+    }
+    for (const nn::Parameter& p : net.parameters()) nn::Parameter(p).set_requires_grad(false);
+    expect(net(input_of(0)).y.defined(), "no result");
+    OfNumbers with_tensor;
+    shard::fully_shard(with_tensor, {.layout = layout});
+    sum(with_tensor(input_of(0)).second).backward();
+    expect(with_tensor.layer.weight.grad().defined(), "no gradient");
+  });
+}
+
+TEST_CASE("after unlike numbers of batches a model goes on once its optimizer is brought up") {
+  Parting part;
+  const TempDirectory folder;
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    for (const bool renews : {false, true}) {
+      Pair net = seeded(), one_process = seeded();
+      shard::DataParallel of_net(net, world.group());
+      nn::Adam optimizer(net.parameters(), {.lr = 0.1});
+      {
+        const auto scope = of_net.join({.divide_by_initial_world_size = false});
+        for (int step = 0; step <= world.rank(); ++step) {
+          optimizer.zero_grad();
+          plain_loss(net, 0).backward();
+          optimizer.step();
+        }
+      }
+      const auto checkpoint = [&] { shard::save_checkpoint(net, optimizer, folder / "both", world.group()); };
+      shard::save_checkpoint(net, folder / "model", world.group());
+      expect(shard::steps_taken(net) == world.size(), "{} steps", shard::steps_taken(net));
+      optimizer.zero_grad();
+      if (renews) {
+        part(world, [] {});
+        expect_refused<StateError>([&] { plain_loss(net, 0).backward(); }, "bring_up");
+      } else {
+        expect_refused<StateError>(checkpoint, "bring_up");
+      }
+      shard::bring_up(net, optimizer);
+      checkpoint();
+      plain_loss(net, 0).backward();
+      optimizer.step();
+      nn::Adam alone(one_process.parameters(), {.lr = 0.1});
+      for (int step = 0; step <= world.size(); ++step) {
+        alone.zero_grad();
+        plain_loss(one_process, 0).backward();
+        alone.step();
+      }
+      for (std::size_t p = 0; p < net.parameters().size(); ++p) {
+        const Tensor own = net.parameters()[p].local(), theirs = clone(own.detach());
+        world.group().broadcast(theirs, 0);
+        expect(own.to_vector<float>() == theirs.to_vector<float>(), "replicas differ");
+        expect(allclose(own, one_process.parameters()[p].local(), 1e-5, 1e-6), "not as in one process");
+      }
+    }
+  });
+}
+
+TEST_CASE("a lost step's message names the last checkpoint of its own model") {
+  Parting part;
+  const TempDirectory folder;
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    Pair one = seeded(), two = seeded();
+    for (Pair* net : {&one, &two}) shard_pair(*net, {.layout = layout});
+    nn::Sgd of_one(one.parameters(), {.lr = 0.1}), of_two(two.parameters(), {.lr = 0.1});
+    shard::save_checkpoint(one, of_one, folder / "of one", world.group());
+    shard::save_checkpoint(two, of_two, folder / "of two", world.group());
+    plain_loss(one, world.rank()).backward();
+    if (world.rank() == 1) of_one.step();
+    one.zero_grad();
+    part(world, [] {});
+    expect_refused<StateError>([&] { one(input_of(0)); }, (folder / "of one").string());
+    shard::load_checkpoint(one, of_one, folder / "of one", world.group());
+    one(input_of(0)), two(input_of(0));
   });
 }

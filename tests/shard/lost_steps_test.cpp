@@ -551,6 +551,26 @@ TEST_CASE("averages that are left on some ranks are told of before others are ad
   });
 }
 
+TEST_CASE("gradients that all ranks have clipped or unscaled are alike, those of some are not", "[faults]") {
+  on_each_way([&](World& world, Way way) {
+    for (const bool adds : {false, true})
+      for (const int times : {0, 1, 2})
+        for (const bool here_alone : {false, true}) {
+          Trained t(world, way);
+          const std::vector<nn::Parameter> params = t.model->parameters();
+          const auto clip = [&] { shard::clip_grad_norm_(params, 0.001); };
+          for (int i = 0; i <= (adds ? 1 : 0); ++i) t.backward();
+          for (int i = 0; i < times; ++i) clip();
+          if (here_alone && world.rank() == 1) nn::clip_grads_with_norm_(params, 0.001, ones({}));
+          t.renew();
+          if (here_alone)
+            expect_text(t.told(), {"zero_grad", fmt::format("{} on rank", adds ? 2 : 1)});
+          else
+            t.backward();
+        }
+  });
+}
+
 TEST_CASE("a group without all ranks of a model that is renewed is not enough", "[faults]") {
   CHECK_NOTHROW(run_ranks(4, [&](World& world) {
     Trained t(world, Way::hybrid);

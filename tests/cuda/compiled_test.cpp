@@ -1,0 +1,97 @@
+// Compiled modules on a GPU have eager's bits, through steps of an optimizer and changes of batch, mode and
+// dtype.
+#include "autograd/autograd.h"
+#include "nn/compile.h"
+#include "nn/optimizer.h"
+#include "nn/recurrent.h"
+#include "nn/transformer.h"
+#include "tests/cuda/compare.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+struct Convolutions final : nn::Layer<Convolutions> {
+  nn::Conv2d first{3, 8, 3, {.padding = 1}}, second{8, 8, 3, {.padding = 1, .groups = 2}};
+  nn::BatchNorm2d norm{8};
+  nn::Dropout dropout{0.2};
+  nn::Linear last{8, 5};
+  Tensor forward(const Tensor& x) const {
+    Tensor y = relu(norm(first(x)));
+    y = max_pool2d(add(y, second(y)), 2);
+    return last(dropout(mean(y, {2, 3})));
+  }
+  void visit(auto&& on) {
+    on("first", first);
+    on("second", second);
+    on("norm", norm);
+    on("dropout", dropout);
+    on("last", last);
+  }
+};
+
+/// Steps of `module`, which give values, gradients and what they drew.
+template <class M>
+std::vector<std::vector<double>> train(M& module, const Shape& shape, DType dtype) {
+  std::vector<std::vector<double>> all;
+  const auto keep = [&](const Tensor& t) {
+    all.push_back(t.defined() ? to(to(t.detach(), Device::cpu()), f64).to_vector<double>()
+                              : std::vector<double>{});
+  };
+  nn::Sgd optimizer(module.parameters(), {.lr = 0.05, .momentum = 0.9});
+  manual_seed(5);
+  for (int step = 0; step < 7; ++step) {
+    if (step == 5) module.eval();
+    Shape sizes = shape;
+    if (step % 3 == 2) sizes[0] += 1;
+    Tensor x = to(to(randn(sizes), dtype), gpu).requires_grad_();
+    const Tensor y = module(x);
+    keep(y);
+    if (step != 3) sum(square(to(y, f32))).backward();
+    keep(x.grad());
+    for (const nn::Parameter& p : module.parameters()) keep(p.grad()), keep(p.local());
+    optimizer.step();
+    optimizer.zero_grad();
+    keep(randn({2}, {f32, gpu}));
+  }
+  return all;
+}
+
+template <class M, class F>
+void expect_same(const char* name, F&& make, const Shape& shape) {
+  for (const DType dtype : {f32, bf16, f16}) {
+    INFO(name << ' ' << name_of(dtype));
+    const auto run = [&](bool compiled) {
+      manual_seed(3);
+      M module = make();
+      module.to(dtype);
+      module.to(gpu);
+      if (compiled) nn::compile(module);
+      auto all = train(module, shape, dtype);
+      if (compiled) {
+        CHECK(nn::compiled_programs(module).stats().hits > 0);
+        CHECK(nn::compiled_programs(module).stats().eager == 0);
+      }
+      return all;
+    };
+    CHECK(run(true) == run(false));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda: compiled modules train with eager's bits") {
+  if (no_gpu()) return;
+  expect_same<Convolutions>("convolutions", [] { return Convolutions{}; }, {4, 3, 8, 8});
+  expect_same<nn::TransformerEncoderLayer>(
+      "encoder layer",
+      [] {
+        return nn::TransformerEncoderLayer({.width = 32, .heads = 4, .feedforward = 64, .dropout = 0.1});
+      },
+      {5, 3, 32});
+  expect_same<nn::Sequential>(
+      "perceptron",
+      [] { return nn::Sequential(nn::Linear(16, 32), nn::Gelu(), nn::LayerNorm(32), nn::Linear(32, 4)); },
+      {6, 16});
+}
