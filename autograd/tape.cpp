@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "autograd/pass.h"
+#include "runtime/ops.h"
 #include "runtime/upper_floor.h"
 
 namespace sherd {
