@@ -4,6 +4,8 @@
 #include <list>
 
 #include "autograd/capture/frame.h"
+#include "autograd/capture/passes/common.h"
+#include "autograd/capture/passes/dead_code.h"
 #include "runtime/context.h"
 
 namespace sherd {
@@ -18,6 +20,12 @@ void describe_rank(Words& words) {
   words.push_back(static_cast<std::uint64_t>(defaults.dtype));
   words.push_back(static_cast<std::uint64_t>(defaults.device.type));
   words.push_back(static_cast<std::uint64_t>(defaults.device.index));
+}
+
+std::span<const Pass> passes_of(const CompileOptions& options) {
+  static constexpr Pass passes[] = {{"common", common}, {"dead_code", dead_code}};
+  const bool each = options.common_subexpressions == CommonSubexpressions::each;
+  return std::span(passes).subspan(each ? 1 : 0);
 }
 
 }  // namespace
@@ -82,6 +90,12 @@ std::string CompiledPrograms::text() const {
   return text;
 }
 
+std::vector<std::string> CompiledPrograms::drawings() const {
+  std::vector<std::string> drawings;
+  for (const std::shared_ptr<Frame>& frame : impl_->frames) frame->draw(drawings);
+  return drawings;
+}
+
 void CompiledPrograms::reset() { impl_->reset(); }
 
 CompiledPrograms::Result CompiledPrograms::call(
@@ -112,7 +126,7 @@ CompiledPrograms::Result CompiledPrograms::call(
   }
   ++impl.counts.misses;
   ++impl.counts.frames;
-  const auto frame = std::make_shared<Frame>();
+  const auto frame = std::make_shared<Frame>(passes_of(impl.options));
   frame->key = std::move(values);
   std::vector<Tensor> outputs = frame->trace(given, body, strict);
   if (!unfit.empty()) frame->give_up(unfit);

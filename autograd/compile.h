@@ -20,10 +20,14 @@ namespace sherd {
 enum class Executor : std::uint8_t { replay, partition, fused };
 /// Whether what cannot be captured is a StateError that names it, or runs eagerly.
 enum class FullGraph : std::uint8_t { no, yes };
+/// Whether ops that compute the same in one program run each, as written, or once. `once` takes fewer ops,
+/// and keeps values from the first use to the last: those too that a `recompute` in another was to let go of.
+enum class CommonSubexpressions : std::uint8_t { each, once };
 
 struct CompileOptions {
   Executor executor = Executor::replay;
   FullGraph full_graph = FullGraph::no;
+  CommonSubexpressions common_subexpressions = CommonSubexpressions::each;
   std::size_t programs = 8;  ///< kept of one function; beyond, the one that was used longest ago goes
 };
 
@@ -51,6 +55,8 @@ class SHERD_API CompiledPrograms {
   /// The programs as text, the last used first: forward, then its backwards, in the form of a captured
   /// program; `keep` names what crosses from the one to the other, `kept` where it arrives.
   std::string text() const;
+  /// The same programs as drawings, one each (`to_svg`).
+  std::vector<std::string> drawings() const;
   /// Forgets all programs and begins to count anew. Backwards of calls before it work on.
   void reset();
 
@@ -82,6 +88,7 @@ class SHERD_API Compiled {
   }
   CompileStats stats() const { return programs_->stats(); }
   std::string text() const { return programs_->text(); }
+  std::vector<std::string> drawings() const { return programs_->drawings(); }
   void reset() const { programs_->reset(); }
 
  private:
@@ -96,7 +103,8 @@ class SHERD_API Compiled {
 /// of memory and `requires_grad`, and for the grad mode, default options and precision of products; what
 /// differs gets one of its own. Tensors that the step finds elsewhere are read and written in place, and
 /// asked at each call whether they require grad; which tensors it finds, and numbers on the host, are as at
-/// the first call: compile a module where those change (`nn::compile`). What cannot be captured is what
+/// the first call: compile a module where those change (`nn::compile`). Replays leave out ops of which nobody
+/// reads a result, and so do not say of these that an index is out of range. What cannot be captured is what
 /// `capture` refuses, calls among ranks, hooks on tensors inside, and an input with a history
 /// that is written. Inside `capture`, `recompute` and another compiled call the step's ops are theirs.
 SHERD_API Compiled compile(Step step, CompileOptions options = {});

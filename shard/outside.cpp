@@ -21,7 +21,7 @@ void Outside::add_to(const std::shared_ptr<Record>& record, const Root& root) {
 void Outside::read(Gathered& gathered) {
   const auto before = alive<Record>(records_);
   for (const auto& record : before) record->read_later(gathered);
-  const Record::Use use = Record::use_of(gathered, Record::Moment::tied);
+  const Record::Use use = Record::use_of(gathered, Record::Moment::outside);
   if (!use.planned) return;
   for (const auto& record : before) record->add_unless_used(use);
   keep(use);

@@ -32,13 +32,23 @@ void Record::set_freed_at(const Gathered& gathered, std::uint64_t place) {
   if (last != uses_.rend()) last->freed_at = place;
 }
 
-bool Record::planned() const { return std::ranges::any_of(uses_, &Use::planned); }
-
-bool Record::trainable() const {
-  return std::ranges::any_of(uses_, [](const Use& use) {
+/// Of its planned uses.
+template <class F>
+bool Record::any_of(const Root& root, F&& holds) const {
+  return std::ranges::any_of(uses_, [&](const Use& use) {
     const auto gathered = use.gathered.lock();
-    return use.planned && gathered && gathered->group().trainable();
+    if (!use.planned || !gathered) return false;
+    const bool of_another = use.moment == Moment::outside && gathered->group().root().get() != &root;
+    return !of_another && holds(gathered->group());
   });
+}
+
+bool Record::planned(const Root& root) const {
+  return any_of(root, [](const ParameterGroup&) { return true; });
+}
+
+bool Record::trainable(const Root& root) const {
+  return any_of(root, [](const ParameterGroup& group) { return group.trainable(); });
 }
 
 std::shared_ptr<GradSink> with_groups(const std::shared_ptr<Record>& record) {

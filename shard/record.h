@@ -14,6 +14,7 @@
 namespace sherd::shard {
 
 class Gathered;
+class Root;
 
 /// The list of a forward: the next one gathers ahead by it, and a backward's plan is made of it. The graph
 /// behind the forward's outputs keeps it, as the sink of a mark in it.
@@ -22,9 +23,10 @@ class Record final : public EngineSink {
   enum class Moment : std::uint8_t {
     begin,  ///< of a module
     end,
-    read,  ///< outside its module, or the program asked for it
-    tied,  ///< to a parameter below the root, so that an op in it may read it; or read before it
-    kept,  ///< by forwards of the root before it, or by policy
+    read,     ///< outside its module, or the program asked for it
+    tied,     ///< to a parameter below the root, so that an op in it may read it
+    kept,     ///< by forwards of the root before it, or by policy
+    outside,  ///< read outside all forwards, in any model
   };
   struct Use {
     std::weak_ptr<Gathered> gathered;
@@ -63,9 +65,10 @@ class Record final : public EngineSink {
   /// Its last use ends; or, where it is read after the forward, has no end.
   void freed(const Gathered& gathered);
   void read_later(const Gathered& gathered) { set_freed_at(gathered, std::uint64_t(-1)); }
-  /// Whether a backward has anything to do, and whether any group of it is trained.
-  bool planned() const;
-  bool trainable() const;
+  /// Whether a backward has anything to do in `root`, whose forward it is, and whether anything there is
+  /// trained: not for what was read of other models, which gives the outputs no history.
+  bool planned(const Root& root) const;
+  bool trainable(const Root& root) const;
 
   void begin(PassInfo pass, Leaf&) override;
   void accept(PassInfo, Leaf&, Tensor) override {}
@@ -78,6 +81,8 @@ class Record final : public EngineSink {
   };
   friend std::shared_ptr<GradSink> with_groups(const std::shared_ptr<Record>& record);
   void set_freed_at(const Gathered& gathered, std::uint64_t place);
+  template <class F>
+  bool any_of(const Root& root, F&& holds) const;
 
   std::uint64_t number_;
   std::vector<Use> uses_;

@@ -116,7 +116,7 @@ void Root::take_over(Root& inner) {
   left_ = std::min(left_, inner.left_);
 }
 
-bool Root::trains() const { return now_ && Context::current().grad_enabled() && now_->trainable(); }
+bool Root::trains() const { return now_ && Context::current().grad_enabled() && now_->trainable(*this); }
 
 // ---- forward ----
 
@@ -215,10 +215,10 @@ void Root::leave(std::span<Tensor* const> outputs) {
   end_listed();  // guesses that were wrong, and what was used outside its module
   last_ = std::move(now_);
   left_ = Record::next_place();
-  if (!Context::current().grad_enabled() || !last_->planned()) return;
+  if (!Context::current().grad_enabled() || !last_->planned(*this)) return;
   // Frozen groups are gathered in a backward too, when it goes on to the inputs.
   const bool any = std::ranges::any_of(outputs, [](Tensor* t) { return t->defined() && t->requires_grad(); });
-  if (any || last_->trainable()) anchor(outputs, with_groups(last_));
+  if (any || last_->trainable(*this)) anchor(outputs, with_groups(last_));
 }
 
 void Root::fail(std::span<const std::shared_ptr<ParameterGroup>> of_module) noexcept {

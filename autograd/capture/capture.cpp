@@ -1,6 +1,8 @@
 #include "autograd/capture/capture.h"
 
+#include "autograd/capture/drawing.h"
 #include "autograd/capture/program.h"
+#include "autograd/capture/tracer.h"
 
 namespace sherd {
 
@@ -24,10 +26,9 @@ std::size_t Program::workspace_bytes() const {
   return bytes;
 }
 
-Program capture(const Step& step, const std::vector<Tensor>& inputs) {
+Recorded record(const Step& step, const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs) {
   CaptureTracer tracer(inputs);
   const Listening listening(tracer);
-  std::vector<Tensor> outputs;
   for (const Tensor& t : step(inputs)) {
     check<ValueError>(t.defined(), "capture: output {} of the step is an empty handle", outputs.size());
     outputs.push_back(t.detach());
@@ -37,9 +38,16 @@ Program capture(const Step& step, const std::vector<Tensor>& inputs) {
   tracer.check_held(outputs);
   tracer.check_untouched(inputs, outputs);
   tracer.check_drawn();
-  return Program(std::make_unique<Program::Impl>(tracer.take(inputs, outputs), outputs));
+  return tracer.take(inputs, outputs);
+}
+
+Program capture(const Step& step, const std::vector<Tensor>& inputs) {
+  std::vector<Tensor> outputs;
+  Recorded recorded = record(step, inputs, outputs);
+  return Program(std::make_unique<Program::Impl>(std::move(recorded), std::move(outputs)));
 }
 
 std::string to_string(const Program& program) { return program.impl().text(); }
+std::string to_svg(const Program& program) { return drawing(program.impl()); }
 
 }  // namespace sherd

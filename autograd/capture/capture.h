@@ -50,6 +50,7 @@ class SHERD_API Program {
  private:
   friend SHERD_API Program capture(const Step& step, const std::vector<Tensor>& inputs);
   friend SHERD_API std::string to_string(const Program& program);
+  friend SHERD_API std::string to_svg(const Program& program);
   explicit Program(std::unique_ptr<Impl> impl);
   /// StateError once it was moved from.
   Impl& impl() const;
@@ -79,5 +80,9 @@ SHERD_API bool capturing();
 /// One line for each input (%x) and tensor from outside (%p), then one for each op: `%7 =
 /// matmul[transpose_b=true](%x0, %p2) : f32 (4, 16)`.
 SHERD_API std::string to_string(const Program& program);
+/// The same as a drawing, an SVG document that needs nothing else: a box for each op, in order, and an edge
+/// for each value from where it comes from to where it is read, with its name and spec as title. Ops that
+/// write are red, calls among ranks blue, views dashed.
+SHERD_API std::string to_svg(const Program& program);
 
 }  // namespace sherd

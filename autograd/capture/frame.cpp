@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "autograd/capture/drawing.h"
 #include "autograd/capture/resident.h"
 #include "autograd/tape.h"
 
@@ -76,6 +77,11 @@ void Frame::attach(const std::shared_ptr<FrameCall>& call, const std::vector<Ten
   }
 }
 
+std::unique_ptr<Program::Impl> Frame::program_of(Recorded recorded, Cut cut) const {
+  recorded.cut = std::move(cut);
+  return std::make_unique<Program::Impl>(run_passes(std::move(recorded), passes_), std::vector<Tensor>{});
+}
+
 bool Frame::holds() const {
   return std::ranges::all_of(found_,
                              [](const auto& found) { return wants_grad(found.first) == found.second; });
@@ -112,6 +118,12 @@ std::string Frame::text() const {
   for (const Backward& backward : backwards_)
     text += backward.program ? "backward\n" + backward.program->text() : "backward runs eagerly\n";
   return text;
+}
+
+void Frame::draw(std::vector<std::string>& drawings) const {
+  if (forward_) drawings.push_back(drawing(*forward_));
+  for (const Backward& backward : backwards_)
+    if (backward.program) drawings.push_back(drawing(*backward.program));
 }
 
 std::vector<std::size_t> Frame::ops() const {

@@ -7,9 +7,11 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "autograd/capture/passes/pass.h"
 #include "autograd/capture/program.h"
 #include "autograd/capture/words.h"
 
@@ -27,6 +29,8 @@ struct FrameCall {
 
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
+  /// Its programs go through `passes`, which must outlive it.
+  explicit Frame(std::span<const Pass> passes) : passes_(passes) {}
   /// Runs `body`, whose result stands in any case, and keeps its ops. With `strict` StateError, at its place,
   /// for what cannot be captured; without it `unfit()` says it.
   std::vector<Tensor> trace(const std::vector<Tensor>& inputs,
@@ -42,6 +46,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
   const std::string& unfit() const { return unfit_; }
   void give_up(std::string why) { unfit_ = std::move(why); }
   std::string text() const;
+  /// Appends a drawing of each program, the forward's first.
+  void draw(std::vector<std::string>& drawings) const;
   /// Ops of each program, the forward's first.
   std::vector<std::size_t> ops() const;
 
@@ -54,6 +60,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
  private:
   class Tracer;
   struct Graph;
+  /// What was heard, after the passes.
+  std::unique_ptr<Program::Impl> program_of(Recorded recorded, Cut cut) const;
   /// Where a gradient goes in the frame.
   struct Way {
     enum class To { nowhere, node, target } to = To::nowhere;
@@ -128,6 +136,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   void learn_backward(Tracer& tracer, const FrameCall& call, const std::vector<Tensor>& given,
                       const Tensors& gradients, Backward& made) const;
 
+  std::span<const Pass> passes_;
   std::string unfit_;
   std::unique_ptr<Program::Impl> forward_;
   std::vector<Recipe> recipes_;   // oldest first

@@ -150,7 +150,7 @@ void Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std::vec
     check<StateError>(number_of(&t.storage()) == call.kept.size(),
                       "compile: a gradient of shape {} shares memory with what the backward reads",
                       t.shape());
-  Program::Impl::Cut cut;
+  Cut cut;
   for (std::uint32_t i = 0; i < tracer.trace().storages.size(); ++i) {
     const TracedStorage& storage = tracer.trace().storages[i];
     const bool input = std::ranges::count(tracer.inputs(), i) > 0;
@@ -169,7 +169,7 @@ void Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std::vec
   check<StateError>(recorded.random_begin == recorded.random_end, "compile: a backward draws random numbers");
   recorded.random_begin = call.start;
   recorded.random_end = {call.start.seed, call.start.offset + (end_.offset - begin_.offset)};
-  made.program = std::make_unique<Program::Impl>(std::move(recorded), std::vector<Tensor>{}, std::move(cut));
+  made.program = program_of(std::move(recorded), std::move(cut));
 }
 
 Tensors Frame::trace_backward(const FrameCall& call, const GradArgs& args, const std::vector<Tensor>& given,

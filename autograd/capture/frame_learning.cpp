@@ -268,10 +268,10 @@ void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::
   Recorded recorded = tracer.take(inputs, results);
   begin_ = recorded.random_begin;
   end_ = recorded.random_end;
-  Program::Impl::Cut cut;
+  Cut cut;
   for (std::uint32_t k = 0; k < kept_.size(); ++k)
     if (kept_[k].storage != TracedTensor::none) cut.made.emplace_back(kept_[k].storage, k);
-  forward_ = std::make_unique<Program::Impl>(std::move(recorded), std::vector<Tensor>{}, std::move(cut));
+  forward_ = program_of(std::move(recorded), std::move(cut));
 }
 
 std::vector<Tensor> Frame::trace(const std::vector<Tensor>& inputs,

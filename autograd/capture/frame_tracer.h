@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "autograd/capture/frame.h"
+#include "autograd/capture/tracer.h"
 
 namespace sherd {
 

@@ -64,11 +64,11 @@ std::uint32_t Program::Impl::value_of(const TracedTensor& t) {
   return index;
 }
 
-Program::Impl::Impl(Recorded recorded, std::vector<Tensor> returned, std::optional<Cut> half)
+Program::Impl::Impl(Recorded recorded, std::vector<Tensor> returned)
     : trace(std::move(recorded.trace)),
       first(std::move(returned)),
       random{recorded.random_begin, recorded.random_end.offset},
-      cut(std::move(half)) {
+      cut(std::move(recorded.cut)) {
   const std::vector<TracedTensor>&ins = recorded.inputs, &outs = recorded.outputs;
   places.resize(trace.storages.size());
   for (std::size_t i = 0; i < places.size(); ++i)
@@ -548,39 +548,52 @@ std::vector<Tensor> Program::Impl::run_half(const std::vector<Tensor>& given, st
   return outputs;
 }
 
+namespace {
+template <class Print>
+std::string listed(const std::vector<std::uint32_t>& ids, const Print& print) {
+  std::string text;
+  for (const std::uint32_t v : ids) text += (text.empty() ? "" : ", ") + print(v);
+  return text;
+}
+}  // namespace
+
+std::string Program::Impl::spec_at(std::uint32_t v) const {
+  const Tensor& t = values[v].tensor;
+  return describe({t.shape(), t.dtype(), trace.storages[values[v].storage].device});
+}
+
+std::string Program::Impl::name_at(std::uint32_t v) const { return v == none ? "none" : values[v].name; }
+
+std::string Program::Impl::declared(std::uint32_t v) const { return name_at(v) + " : " + spec_at(v); }
+
+std::string Program::Impl::line_of(const Step& step) const {
+  const auto name = [&](std::uint32_t v) { return name_at(v); };
+  return fmt::format("{} = {}({}) : {}", listed(step.out, name), step.op->text(), listed(step.in, name),
+                     listed(step.out, [&](std::uint32_t v) { return spec_at(v); }));
+}
+
+std::string Program::Impl::returned() const {
+  return "return " + listed(results, [&](std::uint32_t v) { return name_at(v); });
+}
+
 std::string Program::Impl::text() const {
-  const auto spec = [&](std::uint32_t v) {
-    const Tensor& t = values[v].tensor;
-    return describe({t.shape(), t.dtype(), trace.storages[values[v].storage].device});
-  };
-  const auto list = [&](const auto& ids, auto&& print) {
-    std::string text;
-    for (const std::uint32_t v : ids) text += (text.empty() ? "" : ", ") + print(v);
-    return text;
-  };
-  const auto name = [&](std::uint32_t v) { return v == none ? std::string("none") : values[v].name; };
-  const auto declare = [&](std::uint32_t v) { return name(v) + " : " + spec(v); };
-  std::string text = "inputs " + list(inputs, declare) + "\n";
-  std::vector<std::string> outside;
+  std::string text = "inputs " + listed(inputs, [&](std::uint32_t v) { return declared(v); }) + "\n";
   for (std::uint32_t v = 0; v < values.size(); ++v) {
     if (!values[v].name.starts_with("%p")) continue;
-    std::string line = "outside " + declare(v);
+    text += "outside " + declared(v);
     // Another view of memory that was named before.
     const std::uint32_t base = places[values[v].storage].tensors.front();
-    if (base != v) line += ", in " + name(base);
-    outside.push_back(std::move(line));
+    text += base != v ? ", in " + name_at(base) + "\n" : "\n";
   }
-  for (const std::string& line : outside) text += line + "\n";
   if (cut)
     for (const auto& [storage, number] : cut->kept)
-      if (!places[storage].tensors.empty()) text += "kept " + declare(places[storage].tensors.front()) + "\n";
-  for (const Step& step : steps)
-    text += fmt::format("{} = {}({}) : {}\n", list(step.out, name), step.op->text(), list(step.in, name),
-                        list(step.out, spec));
+      if (!places[storage].tensors.empty())
+        text += "kept " + declared(places[storage].tensors.front()) + "\n";
+  for (const Step& step : steps) text += line_of(step) + "\n";
   if (cut)
     for (const auto& [storage, number] : cut->made)
-      text += fmt::format("keep %k{} = {}\n", number, name(places[storage].tensors.front()));
-  return text + "return " + list(results, name) + "\n";
+      text += fmt::format("keep %k{} = {}\n", number, name_at(places[storage].tensors.front()));
+  return text + returned() + "\n";
 }
 
 }  // namespace sherd

@@ -8,7 +8,7 @@
 
 #include "autograd/capture/capture.h"
 #include "autograd/capture/packing.h"
-#include "autograd/capture/tracer.h"
+#include "autograd/capture/recorded.h"
 #include "runtime/device_recording.h"
 #include "runtime/float32_precision.h"
 #include "runtime/lent_call.h"
@@ -81,18 +81,13 @@ struct Program::Impl {
     std::vector<std::shared_ptr<LentCall>> lent{};  // its own memory
   };
 
-  /// What crosses between two programs that are one cut in two, as storages of the trace by their number in
-  /// the cut: the first makes it, for each run anew, and the second is handed it.
-  struct Cut {
-    std::vector<std::pair<std::uint32_t, std::uint32_t>> made{}, kept{};  // storage, number
-  };
   /// Memory that a run is handed for what is kept.
   struct Handed {
     Ref<Storage> memory;
     std::int64_t shift = 0;  // of its elements, against the trace
   };
 
-  Impl(Recorded recorded, std::vector<Tensor> returned, std::optional<Cut> cut = {});
+  Impl(Recorded recorded, std::vector<Tensor> returned);
   /// Runs a half. `given` is as it was traced. `kept`, by number, gets what this half makes for the other, or
   /// has what it is handed, which goes after its last use. Random numbers are drawn from `start`.
   std::vector<Tensor> run_half(const std::vector<Tensor>& given, std::vector<Handed>& kept, RandomKey start);
@@ -100,6 +95,10 @@ struct Program::Impl {
   bool can_write(const std::vector<Tensor>& given) const;
   std::vector<Tensor> replay(const std::vector<Tensor>& given);
   std::string text() const;
+  // ---- parts of the text ----
+  std::string declared(std::uint32_t value) const;  ///< `%0 : f32 (2)`
+  std::string line_of(const Step& step) const;
+  std::string returned() const;
 
   Trace trace;
   std::vector<Place> places;  // by storage of the trace
@@ -117,6 +116,8 @@ struct Program::Impl {
 
  private:
   std::uint32_t value_of(const TracedTensor& t);
+  std::string spec_at(std::uint32_t value) const;
+  std::string name_at(std::uint32_t value) const;
   void name_values();
   void plan();
   void place_buffers();

@@ -1,27 +1,12 @@
 // What `capture` hears while the step runs, and what it refuses.
 #pragma once
 
-#include <functional>
 #include <unordered_set>
 #include <vector>
 
-#include "autograd/trace.h"
+#include "autograd/capture/recorded.h"
 
 namespace sherd {
-
-/// What a step did beside its ops.
-struct Effect {
-  std::size_t before;  ///< index of the op that came next, or the number of ops
-  std::function<void()> again;
-};
-
-/// What was heard of a stretch of a program, what it was given and what it gave.
-struct Recorded {
-  Trace trace;
-  std::vector<Effect> effects;
-  std::vector<TracedTensor> inputs, outputs;
-  RandomKey random_begin, random_end;  ///< where its random numbers begin and end
-};
 
 /// Whether inputs may share memory.
 enum class Sharing { refused, allowed };

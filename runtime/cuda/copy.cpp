@@ -5,6 +5,7 @@
 #include "runtime/cuda/image_order.h"
 #include "runtime/cuda/launchers.h"
 #include "runtime/cuda/rank.h"
+#include "runtime/ops.h"
 #include "runtime/ops/cat.h"
 
 namespace sherd::cuda {
@@ -35,36 +36,86 @@ void copy_on_device(std::string_view op, const Tensor& from, const Tensor& to) {
   check_launch(op);
 }
 
+/// Dense copies that are launched together.
+struct CopyList {
+  std::string_view op;
+  cudaStream_t stream;
+  CopySlots slots{};
+
+  void add(const CopySlot& slot) {
+    slots.add(slot);
+    if (slots.count == CopySlots::most) launch();
+  }
+  void launch() {
+    launch_copy_each(slots, stream);
+    check_launch(op);
+    slots = {};
+  }
+};
+
 void cast_kernel(const void*, Inputs in, Outputs out) {
   follow_operands(in, out[0]);
   copy_on_device(ops::Cast::name, in[0], out[0]);
 }
+
+/// Whether `parts`, joined along `axis`, lie one after another, and are so short that launches count.
+bool lie_in_a_row(Inputs parts, const Tensor& out, int axis) {
+  constexpr std::int64_t most_bytes = 16 << 20;
+  bool row = out.is_contiguous() && out.spec().bytes() <= most_bytes;
+  for (int i = 0; i < axis; ++i) row = row && out.shape()[i] == 1;
+  for (const Tensor& part : parts) row = row && part.is_contiguous();
+  return row;
+}
+
 void cat_kernel(const void* erased, Inputs in, Outputs out) {
+  const auto& op = *static_cast<const ops::Cat*>(erased);
   join_channels_last(in, out[0]);
-  static_cast<const ops::Cat*>(erased)->run(in, out);
+  if (!lie_in_a_row(in, out[0], op.axis)) return op.run(in, out);
+  std::byte* to = out[0].raw();
+  CopyList list{op.name, stream_of(out[0].device())};
+  for (const Tensor& part : in) {
+    if (part.numel() > 0) list.add({to, part.raw(), part.numel(), part.dtype(), part.dtype()});
+    to += part.spec().bytes();
+  }
+  list.launch();
+}
+
+/// In words as wide as all lines and the step allow.
+void roll_kernel(const void* erased, Inputs in, Outputs out) {
+  const auto& op = *static_cast<const ops::Roll*>(erased);
+  const Tensor x = contiguous(in[0]);
+  if (x.numel() == 0) return;
+  RollCall call{.bytes = size_of(x.dtype()), .x = x.raw(), .y = out[0].raw()};
+  std::int64_t inner = 1;
+  for (int i = op.axis + 1; i < x.rank(); ++i) inner *= x.shape()[i];
+  call.length = x.rank() == 0 ? 1 : x.shape()[op.axis] * inner;
+  call.by = op.by * inner;
+  call.lines = x.numel() / call.length;
+  const auto ends = [&] {
+    return reinterpret_cast<std::uintptr_t>(call.x) | reinterpret_cast<std::uintptr_t>(call.y) |
+           static_cast<std::uintptr_t>((call.length | call.by) * call.bytes);
+  };
+  while (call.bytes < 16 && ends() % static_cast<std::uintptr_t>(2 * call.bytes) == 0)
+    call.bytes *= 2, call.length /= 2, call.by /= 2;
+  call.stream = stream_of(x.device());
+  launch_roll(call);
+  check_launch(op.name);
 }
 void clone_kernel(const void*, Inputs in, Outputs out) { copy_on_device(ops::Clone::name, in[0], out[0]); }
 void copy_into_kernel(const void*, Inputs in, Outputs) { copy_on_device(ops::CopyInto::name, in[1], in[0]); }
 
 /// Copies that read the elements one after another as they write them go together; others alone.
 void copy_each_kernel(const void*, Inputs in, Outputs) {
-  const cudaStream_t stream = stream_of(in[0].device());
-  CopySlots slots;
-  const auto launch = [&] {
-    launch_copy_each(slots, stream);
-    check_launch(ops::CopyEach::name);
-    slots = {};
-  };
+  CopyList list{ops::CopyEach::name, stream_of(in[0].device())};
   for (std::size_t i = 0; i < in.size(); i += 2) {
     const Tensor &to = in[i], &from = in[i + 1];
     if (to.is_contiguous() && from.is_contiguous() && takes_copy(to.dtype(), from.dtype())) {
-      slots.add({to.raw(), from.raw(), to.numel(), to.dtype(), from.dtype()});
-      if (slots.count == CopySlots::most) launch();
+      list.add({to.raw(), from.raw(), to.numel(), to.dtype(), from.dtype()});
     } else {
       copy_on_device(ops::CopyEach::name, from, to);
     }
   }
-  launch();
+  list.launch();
 }
 
 }  // namespace
@@ -74,6 +125,7 @@ void add_copy() {
   kernel_row<ops::Clone>().set(DeviceType::cuda, clone_kernel);
   kernel_row<ops::CopyInto>().set(DeviceType::cuda, copy_into_kernel);
   kernel_row<ops::CopyEach>().set(DeviceType::cuda, copy_each_kernel);
+  kernel_row<ops::Roll>().set(DeviceType::cuda, roll_kernel);
   kernel_row<ops::Cat>().set(DeviceType::cuda, cat_kernel);
 }
 

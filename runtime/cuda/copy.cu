@@ -110,12 +110,13 @@ struct Turned {
   Operands others;                                    ///< the operands' other axes
 };
 
-/// The axis along which operand 1 lies, if it is not the last one, along which operand 0 does, and both are
-/// long.
+/// The axis along which operand 1 lies, if it is not the last one, along which operand 0 does and operand 1
+/// has steps, and both are long.
 int turned_axis(const Operands& p) {
   const int last = p.rank - 1;
-  if (p.rank < 2 || p.strides[0][last] != 1 || p.strides[1][last] == 1 || p.sizes[last] < Turned::tile / 2)
-    return -1;
+  const bool steps =
+      p.rank >= 2 && p.strides[0][last] == 1 && p.strides[1][last] != 1 && p.strides[1][last] != 0;
+  if (!steps || p.sizes[last] < Turned::tile / 2) return -1;
   for (int d = 0; d < last; ++d)
     if (p.strides[1][d] == 1 && p.sizes[d] >= Turned::tile / 2) return d;
   return -1;
@@ -161,6 +162,69 @@ __global__ void __launch_bounds__(Turned::tile* Turned::tile_rows)
   }
 }
 
+/// Lines of words that are neighbours in both operands, each read from `by` words before its end on and then
+/// from its beginning. Warps take parts of them.
+struct Lines {
+  static constexpr std::int64_t longest_part = 1024;
+  Operands lines;  ///< the operands' other axes
+  std::int64_t length, by, parts, part;
+
+  Lines(const Operands& of, std::int64_t length, std::int64_t by) : lines(of), length(length), by(by) {
+    parts = blocks_of(length, longest_part);
+    part = blocks_of(blocks_of(length, parts), warp_size) * warp_size;
+  }
+};
+
+template <class Bits>
+__global__ void __launch_bounds__(threads_per_block) copy_lines(const __grid_constant__ Lines c) {
+  constexpr int ahead = 8;
+  wait_for_earlier();
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * (threads_per_block / warp_size);
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
+  const bool small = c.lines.numel * c.parts <= 0x7fffffff;  // division in 64 bits is slow
+  for (std::int64_t w = (static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x) / warp_size;
+       w < c.lines.numel * c.parts; w += step) {
+    const std::int64_t line = small ? static_cast<std::uint32_t>(w) / static_cast<std::uint32_t>(c.parts)
+                                    : w / c.parts,
+                       begin = (w - line * c.parts) * c.part, end = min(begin + c.part, c.length);
+    std::int64_t at[2];
+    if (small)
+      offsets_of(c.lines, static_cast<std::uint32_t>(line), at);
+    else
+      offsets_of(c.lines, static_cast<std::uint64_t>(line), at);
+    Bits* to = static_cast<Bits*>(c.lines.data[0]) + at[0];
+    const Bits* from = static_cast<const Bits*>(c.lines.data[1]) + at[1];
+    for (std::int64_t first = begin + lane; first < end; first += ahead * warp_size) {
+      Bits held[ahead];
+#pragma unroll
+      for (int a = 0; a < ahead; ++a) {
+        const std::int64_t i = first + a * warp_size;
+        if (i < end) held[a] = from[i < c.by ? i + c.length - c.by : i - c.by];
+      }
+#pragma unroll
+      for (int a = 0; a < ahead; ++a)
+        if (first + a * warp_size < end) to[first + a * warp_size] = held[a];
+    }
+  }
+}
+
+template <class Bits>
+void launch_lines(const Lines& c) {
+  launch_early(copy_lines<Bits>, blocks_for(c.lines.numel * c.parts * warp_size), threads_per_block,
+               c.lines.stream, c);
+}
+
+/// Whether neighbours along the last axis are so in both operands, and it is worth a warp.
+bool in_lines(const Operands& p) {
+  const int last = p.rank - 1;
+  return p.rank > 0 && p.strides[0][last] == 1 && p.strides[1][last] == 1 && p.sizes[last] >= 4 * warp_size;
+}
+Lines lines_of(const Operands& p) {
+  Operands others = p;
+  others.numel /= p.sizes[--others.rank];
+  return {others, p.sizes[others.rank], 0};
+}
+
 /// Equal dtypes are copied as plain bits of their size.
 template <class Bits>
 void copy_bits(const Operands& p) {
@@ -174,6 +238,7 @@ void copy_bits(const Operands& p) {
     return launch_early(copy_turned<Bits>, looping_grid_of(t.across * t.down * t.others.numel),
                         dim3(Turned::tile, Turned::tile_rows), p.stream, t);
   }
+  if (!p.dense && in_lines(p)) return launch_lines<Bits>(lines_of(p));
   launch<Same, Bits, Bits>({}, p);
 }
 
@@ -285,6 +350,29 @@ void launch_copy(const Operands& p) {
     }
   }
   for_any(p.dtype, [&]<class From>() { copy_from<From>(p); });
+}
+
+void launch_roll(const RollCall& c) {
+  Operands p;
+  p.stream = c.stream;
+  p.rank = 1;
+  p.numel = p.sizes[0] = c.lines;
+  p.strides[0][0] = p.strides[1][0] = c.length;
+  p.data[0] = c.y;
+  p.data[1] = const_cast<void*>(c.x);
+  const Lines lines(p, c.length, c.by);
+  switch (c.bytes) {
+    case 1:
+      return launch_lines<std::uint8_t>(lines);
+    case 2:
+      return launch_lines<std::uint16_t>(lines);
+    case 4:
+      return launch_lines<std::uint32_t>(lines);
+    case 8:
+      return launch_lines<std::uint64_t>(lines);
+    default:
+      return launch_lines<uint4>(lines);
+  }
 }
 
 void launch_fill(const Operands& p, std::uint64_t bits) {

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "runtime/cuda/launchers.h"
+#include "runtime/cuda/random_order.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/ops.h"
 #include "runtime/ops/arange.h"
@@ -87,6 +88,18 @@ void integer_kernel(const void* erased, Inputs, Outputs out) {
   });
 }
 
+void random_order_kernel(const void* erased, Inputs in, Outputs out) {
+  const auto& op = *static_cast<const ops::RandomOrder*>(erased);
+  RandomOrderCall call{device_key(op.key), out[0].numel(), reinterpret_cast<std::int64_t*>(out[0].raw())};
+  if (call.n == 0) return;
+  if (call.n > RandomOrderCall::most) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  const Tensor scratch = empty(Shape{call.scratch_bytes()}, {DType::u8, out[0].device()});
+  call.scratch = scratch.raw();
+  call.stream = stream_of(out[0].device());
+  launch_random_order(call);
+  check_launch(op.name);
+}
+
 void dropout_kernel(const void* erased, Inputs in, Outputs out) {
   const auto& op = *static_cast<const ops::Dropout*>(erased);
   if (out[0].numel() == 0) return;
@@ -105,6 +118,7 @@ void add_creation() {
   kernel_row<ops::Uniform>().set(DeviceType::cuda, uniform_kernel);
   kernel_row<ops::Normal>().set(DeviceType::cuda, normal_kernel);
   kernel_row<ops::RandomInteger>().set(DeviceType::cuda, integer_kernel);
+  kernel_row<ops::RandomOrder>().set(DeviceType::cuda, random_order_kernel);
   kernel_row<ops::Dropout>().set(DeviceType::cuda, dropout_kernel);
 }
 

@@ -368,7 +368,9 @@ void launch_in_turn(const CrossEntropyCall& c) {
 }  // namespace
 
 bool one_pass(const CrossEntropyCall& c) {
-  return bytes_of_row(c) <= std::min(most_bytes_of_row, most_shared_bytes());
+  constexpr std::int64_t least_bytes = 4 << 10;  // of shorter rows most of a block would have nothing
+  return bytes_of_row(c) >= least_bytes &&
+         bytes_of_row(c) <= std::min(most_bytes_of_row, most_shared_bytes());
 }
 
 void launch_cross_entropy_over(const CrossEntropyCall& c) {

@@ -39,7 +39,8 @@ struct CrossEntropyGradCall {
 };
 void launch_cross_entropy_grad(const CrossEntropyGradCall& call);
 
-/// Whether a row of logits fits into a block's own memory, so that loss and gradient take one pass.
+/// Whether a row of logits is enough for a block and fits its own memory, so that loss and gradient take one
+/// pass.
 bool one_pass(const CrossEntropyCall& call);
 /// The same loss, and the logits' gradient for a loss's of 1 over the logits; `each` is not a form of it. The
 /// count is written first, and logsumexp is not.

@@ -177,11 +177,12 @@ void launch(const F& f, const Operands& p) {
   using Dense = typename DenseForm<F>::type;
   constexpr int pack = std::min<int>(8, 16 / std::max({sizeof(TO), sizeof(TI)...}));  // 16 bytes at once
   if (p.dense || (p.dense_rows && takes_rows<F, TI...>())) {
-    DenseRows<sizeof...(TI) + 1> rows{p.dense ? p.numel : p.sizes[1], {}};
+    const int last = p.rank - 1;
+    DenseRows<sizeof...(TI) + 1> rows{p.dense ? p.numel : p.sizes[last], {}};
     if (!p.dense)
       for (std::size_t k = 0; k <= sizeof...(TI); ++k) {
         rows.step[k] = p.strides[k][0];
-        if (p.strides[k][1] == 0) rows.splat |= 1u << k;
+        if (p.strides[k][last] == 0) rows.splat |= 1u << k;
       }
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       launch_early(dense_kernel<pack, Dense, TO, TI...>, blocks_for(p.numel / pack), threads_per_block,

@@ -62,15 +62,17 @@ Operands operands_as_they_lie(Inputs in, Outputs out) {
   p.rank = o.rank;
   p.dense = o.rank <= 1;
   constexpr std::int64_t whole = 16;  // elements, so at least 16 bytes of any dtype
-  p.dense_rows = o.rank == 2 && o.sizes[1] % whole == 0;
+  const int last = o.rank - 1;
+  p.dense_rows = (o.rank == 1 || o.rank == 2) && o.sizes[last] % whole == 0;
   std::copy_n(o.sizes, o.rank, p.sizes);
   for (int k = 0; k < o.count; ++k) {
     p.data[k] = o.data[k];
     std::copy_n(o.strides[k], o.rank, p.strides[k]);
     const bool aligned = reinterpret_cast<std::uintptr_t>(p.data[k]) % 16 == 0;
     p.dense = p.dense && aligned && (o.rank == 0 || o.strides[k][0] == 1);
-    const bool one = k > 0 && o.rank == 2 && o.strides[k][1] == 0;  // an element for the whole row
-    p.dense_rows = p.dense_rows && (one || (aligned && o.strides[k][1] == 1 && o.strides[k][0] % whole == 0));
+    if (!p.dense_rows) continue;
+    const bool one = k > 0 && o.strides[k][last] == 0;  // an element for the whole row
+    p.dense_rows = one || (aligned && o.strides[k][last] == 1 && (last == 0 || o.strides[k][0] % whole == 0));
   }
   return p;
 }

@@ -18,9 +18,9 @@ struct Operands {
   cudaStream_t stream = nullptr;
   std::int64_t numel = 0;
   int rank = 0;
-  bool dense = false;  ///< every operand contiguous, and aligned for wide loads
-  bool dense_rows =
-      false;  ///< of two dimensions, and every operand's rows are so, or one element, wherever they lie
+  bool dense = false;       ///< every operand contiguous, and aligned for wide loads
+  bool dense_rows = false;  ///< of one or two dimensions, and every operand's rows are so, or one element,
+                            ///< wherever they lie
   std::int64_t sizes[most_dims];
   std::int64_t strides[most_operands][most_dims];  // in elements; 0 where broadcast
   void* data[most_operands];

@@ -13,6 +13,15 @@ namespace sherd::cuda {
 /// Operand 0 becomes operand 1, converted to the output's dtype: floats to integers by `math::to_integer`,
 /// anything but 0 is true.
 void launch_copy(const Operands& p);
+/// Dense lines of words of `bytes`, 1 to 16, each moved by `by` of them, 0 <= by <= length, the last ones to
+/// the front.
+struct RollCall {
+  std::int64_t lines = 1, length = 0, by = 0, bytes = 4;
+  const void* x = nullptr;
+  void* y = nullptr;
+  cudaStream_t stream = nullptr;
+};
+void launch_roll(const RollCall& call);
 /// Operand 0 becomes one value, given as the bits of its dtype.
 void launch_fill(const Operands& p, std::uint64_t bits);
 /// out[i] = start + i step, in f64 for floats and in i64 for integers.
@@ -56,10 +65,9 @@ struct ProductCall : FoldCall {
   void* out = nullptr;  ///< i64 for integers and bool, else of `dtype`
 };
 void launch_product(const ProductCall& call);
-/// gx of rows (outer, reduce) of floats, at most `longest_product_here()` of them each, whose products have
-/// the gradients gy: of what the current device has room for in shared memory, and `longest_product`.
-inline constexpr std::int64_t longest_product = 1 << 14;
-std::int64_t longest_product_here();
+/// gx of rows (outer, reduce) of floats whose products have the gradients gy; `partial` is room for
+/// `product_grad_room()` numbers of f64.
+std::int64_t product_grad_room(const ProductCall& call);
 void launch_product_grad(const ProductCall& call, const void* gy, void* gx);
 
 /// Means, and squares of deviations from them over `left`; floats but f64. Accumulators have 16 bytes.

@@ -124,7 +124,8 @@ struct FindLastCall : PositionsCall {
 };
 void launch_find_last(const FindLastCall& call);
 
-/// y at pick i += values[i], in order of i or in a tree that depends on the sizes and on the index alone.
+/// y at pick i += values[i], in order of i, in a tree that depends on the sizes and on the index alone, or in
+/// whole numbers.
 /// Positions outside take no part and are reported.
 struct AddCall : PositionsCall {
   DType dtype = DType::f32;
@@ -139,17 +140,22 @@ struct AddCall : PositionsCall {
   void* y = nullptr;
   void* scratch = nullptr;
 
-  /// How it is done: one for each, where no element is met twice; sums of lines, which fit shared memory; and
-  /// runs of picks with one destination, sorted, of elements or of wide slices.
-  enum class Way { apart, lines, runs, wide_runs };
+  /// How it is done: one for each, where no element is met twice; sums of lines, which fit shared memory;
+  /// small floats of few enough elements that whole numbers for all stay in the device's cache; and runs of
+  /// picks with one destination, sorted, of elements or of wide slices.
+  enum class Way { apart, lines, fixed, runs, wide_runs };
   Way way() const;
   /// Whether all of y is written, so that it need not be zero before.
-  bool covers() const { return way() == Way::lines && lines.count * picks.columns == numel; }
+  bool covers() const {
+    return way() == Way::fixed || (way() == Way::lines && lines.count * picks.columns == numel);
+  }
   /// Picks that are sorted, and destinations; each less than 2^31.
   std::int64_t sorted() const { return way() == Way::wide_runs ? line_picks : picks.count; }
   std::int64_t destinations() const { return way() == Way::wide_runs ? picks.columns : numel; }
   std::size_t scratch_bytes() const;
 };
 void launch_add(const AddCall& call);
+/// The same in `Way::fixed`.
+void launch_add_fixed(const AddCall& call);
 
 }  // namespace sherd::cuda

@@ -1,10 +1,9 @@
 // Sums of what is put at equal positions, the same to the bit on every run.
-#include <cub/device/device_radix_sort.cuh>
-
 #include <bit>
 
 #include "runtime/cuda/block.cuh"
 #include "runtime/cuda/picking.cuh"
+#include "runtime/cuda/sort.h"
 #include "runtime/cuda/types.cuh"
 #include "runtime/wrapping.h"
 
@@ -210,38 +209,33 @@ constexpr int piece_warps = 8;    // of a block, each with a piece
 constexpr int short_piece = 8;    // sorted picks of elements that one thread sums
 
 struct Runs {
-  unsigned *key = nullptr, *sorted_key = nullptr;
-  unsigned *pick = nullptr, *sorted_pick = nullptr;
+  Pairs<unsigned> pairs[2];  // destinations and picks; sorted ones, of the first
   void *partial = nullptr, *sort_memory = nullptr;
   std::int64_t count, bound, width;  // picks, destinations, and columns of each
-  std::size_t sort_bytes = 0, bytes = 0;
+  std::size_t bytes = 0;
 
   explicit Runs(const AddCall& c) : count(c.sorted()), bound(c.destinations()) {
     const bool wide = c.way() == AddCall::Way::wide_runs;
     width = wide ? c.outer * c.inner : 1;
-    sort(nullptr);
     const auto take = [&](std::size_t size) {
       const std::size_t at = bytes;
       bytes += (size + 255) / 256 * 256;
       return c.scratch == nullptr ? nullptr : static_cast<void*>(static_cast<char*>(c.scratch) + at);
     };
     const std::size_t list = static_cast<std::size_t>(count) * sizeof(unsigned);
-    key = static_cast<unsigned*>(take(list));
-    sorted_key = static_cast<unsigned*>(take(list));
-    pick = static_cast<unsigned*>(take(list));
-    sorted_pick = static_cast<unsigned*>(take(list));
+    for (Pairs<unsigned>& each : pairs)
+      each = {static_cast<unsigned*>(take(list)), static_cast<unsigned*>(take(list))};
     // Of each piece: its share of the run that it begins with and of the one that it ends with.
     const std::int64_t pieces = blocks_of(count, wide ? piece : short_piece);
     partial = take(static_cast<std::size_t>(pieces * 2 * width * number_bytes(c.dtype)));
-    sort_memory = take(sort_bytes);
+    sort_memory = take(sort_pairs_bytes(count));
   }
   /// By the bits that destinations have; those of positions out of range are `bound` and come last.
   void sort(cudaStream_t stream) {
-    cub::DeviceRadixSort::SortPairs(sort_memory, sort_bytes, key, sorted_key, pick, sorted_pick, count, 0,
-                                    std::bit_width(static_cast<unsigned>(bound)), stream);
+    launch_sort_pairs(pairs, count, std::bit_width(static_cast<unsigned>(bound)), sort_memory, stream);
   }
   /// The destination of sorted pick `i`; of none, `none`, which is none's number.
-  __device__ unsigned key_at(std::int64_t i) const { return i >= 0 && i < count ? sorted_key[i] : none; }
+  __device__ unsigned key_at(std::int64_t i) const { return i >= 0 && i < count ? pairs[0].keys[i] : none; }
   static constexpr unsigned none = 0xffffffffu;
 };
 
@@ -258,8 +252,8 @@ __global__ void __launch_bounds__(threads_per_block) list_picks(const AddCall c,
     const std::int64_t at = c.index[p.index];
     const bool valid = at >= 0 && at < c.picks.columns;
     if (!valid) c.faults(c.name, at, p.index, c.picks.columns);
-    s.key[i] = static_cast<unsigned>(!valid ? s.bound : Wide ? at : p.x + at * c.picks.x_axis);
-    s.pick[i] = static_cast<unsigned>(i);
+    s.pairs[0].keys[i] = static_cast<unsigned>(!valid ? s.bound : Wide ? at : p.x + at * c.picks.x_axis);
+    s.pairs[0].places[i] = static_cast<unsigned>(i);
   }
 }
 
@@ -277,7 +271,7 @@ __global__ void __launch_bounds__(threads_per_block) sum_short_pieces(const AddC
   for (int i = 0; i <= short_piece; ++i) key[i] = s.key_at(begin + i);
 #pragma unroll
   for (int i = 0; i < short_piece; ++i)
-    value[i] = key[i] < s.bound ? widen(static_cast<const T*>(c.values)[s.sorted_pick[begin + i]]) : C(0);
+    value[i] = key[i] < s.bound ? widen(static_cast<const T*>(c.values)[s.pairs[0].places[begin + i]]) : C(0);
   bool starts_here = s.key_at(begin - 1) != key[0];
   C total = 0;
 #pragma unroll
@@ -358,7 +352,7 @@ __global__ void __launch_bounds__(warp_size* piece_warps) sum_pieces(const AddCa
   const Columns<V> mine(c, s);
   if (mine.begin >= s.count) return;
   const std::int64_t i = mine.begin + threadIdx.x;
-  const unsigned key = s.key_at(i), pick = i < s.count ? s.sorted_pick[i] : 0;
+  const unsigned key = s.key_at(i), pick = i < s.count ? s.pairs[0].places[i] : 0;
   const unsigned before = s.key_at(mine.begin - 1), after = s.key_at(mine.begin + piece);
   const T* from = static_cast<const T*>(c.values) + mine.values;
   C total[V] = {};
@@ -409,9 +403,9 @@ __global__ void __launch_bounds__(warp_size* piece_warps) join_pieces(const AddC
   const Columns<V> mine(c, s);
   const std::int64_t end = mine.begin + piece;
   if (end >= s.count) return;
-  const unsigned key = s.sorted_key[end - 1];
-  if (key >= s.bound || s.sorted_key[end] != key) return;                          // ends here
-  if (s.sorted_key[mine.begin] == key && s.key_at(mine.begin - 1) == key) return;  // starts before
+  const unsigned key = s.pairs[0].keys[end - 1];
+  if (key >= s.bound || s.pairs[0].keys[end] != key) return;                          // ends here
+  if (s.pairs[0].keys[mine.begin] == key && s.key_at(mine.begin - 1) == key) return;  // starts before
   double total[V] = {};  // a run may have any number of pieces
   const auto add = [&](std::int64_t part) {
     const auto pack = load_pack<V>(static_cast<const C*>(s.partial) + part * s.width + mine.column);
@@ -499,7 +493,10 @@ AddCall::Way AddCall::way() const {
   if (by_slices && inner >= wide_slice) return Way::wide_runs;  // lanes have neighbouring elements of a slice
   // Sums in shared memory cost no sort; a line of many tiles is read too often.
   if (LineParts(*this).tiles <= most_tiles) return Way::lines;
-  return by_slices && inner > 1 ? Way::wide_runs : Way::runs;
+  if (by_slices && inner > 1) return Way::wide_runs;
+  constexpr std::int64_t most_sums = 1 << 21, most_picks = 1 << 24;  // 12 bytes each; and 38 bits of a number
+  const bool small_float = is_floating(dtype) && dtype != DType::f64;
+  return small_float && numel <= most_sums && picks.count <= most_picks ? Way::fixed : Way::runs;
 }
 
 std::size_t AddCall::scratch_bytes() const {
@@ -512,6 +509,8 @@ std::size_t AddCall::scratch_bytes() const {
                               : static_cast<std::size_t>(parts.parts * lines.count * picks.columns *
                                                          long_sum_bytes(dtype));
     }
+    case Way::fixed:
+      return static_cast<std::size_t>(numel) * (sizeof(std::int64_t) + sizeof(unsigned));
     default:
       return Runs(*this).bytes;
   }
@@ -526,6 +525,8 @@ void launch_add(const AddCall& c) {
         });
       case AddCall::Way::lines:
         return add_lines<T>(c);
+      case AddCall::Way::fixed:
+        return launch_add_fixed(c);
       default:
         return add_runs<T>(c);
     }

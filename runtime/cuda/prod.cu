@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <type_traits>
 
 #include "runtime/cuda/fold.cuh"
@@ -81,20 +80,50 @@ __device__ double product_behind(double mine, double* shared) {
   return behind;
 }
 
-/// A block a row: neighbouring elements are one thread's, an odd number of them so that threads meet no bank
-/// of shared memory twice.
+/// What rows are cut into, of which a block has memory for one.
+constexpr std::int64_t longest_product = 4096;
+
+/// A block a row of `n` or, the last of each `chunks`, of what is left of `n`: neighbouring elements are one
+/// thread's, an odd number of them so that threads meet no bank of shared memory twice.
+struct Chunks {
+  std::int64_t rows, n, count;  // whole rows, their length, and how many pieces each is cut into
+  __device__ std::int64_t begin(std::int64_t i) const { return i / count * n + i % count * longest_product; }
+  __device__ int length(std::int64_t i) const {
+    const std::int64_t left = n - i % count * longest_product;
+    return static_cast<int>(left < longest_product ? left : longest_product);
+  }
+};
+
+/// The product of each chunk.
 template <class T>
 __global__ void __launch_bounds__(threads_per_block)
-    product_grad(const ProductCall c, std::int64_t each, const T* gy, T* gx) {
-  extern __shared__ double row[];
+    multiply_chunks(const Chunks c, const T* x, double* products) {
   __shared__ double of_warps[threads_per_block / warp_size];
-  wait_for_earlier();
-  const auto n = static_cast<int>(c.reduce), begin = static_cast<int>(threadIdx.x * each),
-             end = min(begin + static_cast<int>(each), n);
-  for (std::int64_t o = blockIdx.x; o < c.outer; o += gridDim.x) {
-    const T* x = static_cast<const T*>(c.x) + o * c.reduce;
+  for (std::int64_t o = blockIdx.x; o < c.rows * c.count; o += gridDim.x) {
+    const T* from = x + c.begin(o);
+    const int n = c.length(o);
+    double mine = 1;
+#pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < n; i += threads_per_block)
-      row[i] = static_cast<double>(widen(x[i]));
+      mine *= static_cast<double>(widen(from[i]));
+    const double before = product_before(mine, of_warps);
+    if (threadIdx.x == threads_per_block - 1) products[o] = before * mine;
+  }
+}
+
+/// The gradient of each chunk, whose product has the gradient gy.
+template <class T, class G>
+__global__ void __launch_bounds__(threads_per_block)
+    product_grad(const Chunks c, const T* x, const G* gy, T* gx) {
+  __shared__ double row[longest_product];
+  __shared__ double of_warps[threads_per_block / warp_size];
+  for (std::int64_t o = blockIdx.x; o < c.rows * c.count; o += gridDim.x) {
+    const T* from = x + c.begin(o);
+    T* to = gx + c.begin(o);
+    const int n = c.length(o), each = (n + threads_per_block - 1) / threads_per_block | 1,
+              begin = min(static_cast<int>(threadIdx.x) * each, n), end = min(begin + each, n);
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += threads_per_block)
+      row[i] = static_cast<double>(widen(from[i]));
     __syncthreads();
     double mine = 1;
     for (int i = begin; i < end; ++i) mine *= row[i];
@@ -107,15 +136,31 @@ __global__ void __launch_bounds__(threads_per_block)
       behind *= value;
     }
     for (int i = begin; i < end; ++i) {
-      const double value = static_cast<double>(widen(x[i]));
+      const double value = static_cast<double>(widen(from[i]));
       row[i] *= before;
       before *= value;
     }
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < n; i += threads_per_block)
-      gx[o * c.reduce + i] = narrow<T>(static_cast<compute_t<T>>(row[i]));
+      to[i] = narrow<T>(static_cast<compute_t<T>>(row[i]));
     __syncthreads();
   }
+}
+
+/// Of longer rows all but a chunk is a factor of the chunk's product: the gradient of the chunks' products.
+template <class T, class G>
+void grad_of_rows(std::int64_t rows, std::int64_t n, const T* x, const G* gy, T* gx, double* room,
+                  cudaStream_t stream) {
+  const Chunks c{rows, n, blocks_of(n, longest_product)};
+  const unsigned grid = looping_grid_of(rows * c.count);
+  if (c.count == 1) {
+    product_grad<T, G><<<grid, threads_per_block, 0, stream>>>(c, x, gy, gx);
+    return;
+  }
+  double *products = room, *outside = products + rows * c.count, *rest = outside + rows * c.count;
+  multiply_chunks<T><<<grid, threads_per_block, 0, stream>>>(c, x, products);
+  grad_of_rows<double, G>(rows, c.count, products, gy, outside, rest, stream);
+  product_grad<T, double><<<grid, threads_per_block, 0, stream>>>(c, x, outside, gx);
 }
 
 }  // namespace
@@ -128,19 +173,17 @@ void launch_product(const ProductCall& c) {
   });
 }
 
-std::int64_t longest_product_here() {
-  const std::int64_t room = most_shared_memory() - (4 << 10);  // what a block needs besides
-  return std::min(longest_product, room / static_cast<std::int64_t>(sizeof(double)));
+std::int64_t product_grad_room(const ProductCall& c) {
+  std::int64_t room = 0;
+  for (std::int64_t n = c.reduce; n > longest_product; room += 2 * c.outer * n)
+    n = blocks_of(n, longest_product);
+  return room;
 }
 
 void launch_product_grad(const ProductCall& c, const void* gy, void* gx) {
-  const std::int64_t each = blocks_of(c.reduce, threads_per_block) | 1, most = longest_product_here();
-  const auto bytes = static_cast<std::size_t>(c.reduce) * sizeof(double);
   for_floating(c.dtype, [&]<class T>() {
-    cudaFuncSetAttribute(product_grad<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         static_cast<int>(most * static_cast<std::int64_t>(sizeof(double))));
-    product_grad<T><<<looping_grid_of(c.outer), threads_per_block, bytes, c.stream>>>(
-        c, each, static_cast<const T*>(gy), static_cast<T*>(gx));
+    grad_of_rows(c.outer, c.reduce, static_cast<const T*>(c.x), static_cast<const T*>(gy),
+                 static_cast<T*>(gx), static_cast<double*>(c.partial), c.stream);
   });
 }
 

@@ -313,6 +313,20 @@ struct Quick {
   __device__ __noinline__ float exactly(std::same_as<float> auto... x) const { return f(x...); }
 };
 
+/// `Remainder` by one step; quotients that are too long for one are in doubt.
+struct Remainder {
+  ops::Remainder f;
+  __device__ Number operator()(float a, float b) const {
+    const double x = std::fabs(double{a}), y = std::fabs(double{b}), whole = std::trunc(quotient(x, y));
+    double size = std::fma(-whole, y, x);  // the quotient may be one off, and this is exact
+    size += where(size < 0, y, 0.0);
+    size -= where(size >= y, y, 0.0);
+    const float rest = std::copysign(static_cast<float>(size), a);
+    return Number(where(rest != 0 && (rest < 0) != (b < 0), rest + b, rest), !(whole < 0x1p28));
+  }
+  __device__ __noinline__ float exactly(float a, float b) const { return f(a, b); }
+};
+
 template <class F, class... O>
 constexpr bool is_one_of(OpList<O...>) {
   return (std::same_as<F, O> || ...);
@@ -329,6 +343,12 @@ using Functors =
 
 template <class F>
 inline constexpr bool is_quick<quick::Quick<F>> = true;
+template <>
+inline constexpr bool is_quick<quick::Remainder> = true;
+template <>
+struct DenseForm<ops::Remainder> {
+  using type = quick::Remainder;
+};
 template <class F>
   requires(quick::is_one_of<F>(quick::Functors{}))
 struct DenseForm<F> {

@@ -79,18 +79,36 @@ struct NormalFill {
   }
 };
 
-struct IntegerFill {
-  std::int64_t low;
-  std::uint64_t range;
-  std::int64_t* out;
-  std::int64_t n;
-  __device__ void operator()(std::int64_t i, PhiloxWords words) const {
-    Packed<4, std::int64_t> four;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) four.at[j] = low + static_cast<std::int64_t>(below_from(words[j], range));
-    store_four(out, i, n, four);
+/// Of four integers a thread has 32 bytes. Neighbouring threads swap halves, so that what both store at once
+/// lies side by side.
+__global__ void __launch_bounds__(threads_per_block)
+    fill_integers(DeviceKey at, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n) {
+  const RandomKey key = at.read();
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
+  const bool odd = threadIdx.x % 2 != 0, aligned = reinterpret_cast<std::uintptr_t>(out) % 16 == 0;
+  const auto put = [&](std::int64_t i, std::uint32_t first, std::uint32_t second) {
+    const auto drawn = [&](std::uint32_t word) {
+      return low + static_cast<std::int64_t>(below_from(word, range));
+    };
+    const Packed<2, std::int64_t> two{{drawn(first), drawn(second)}};
+    if (aligned && i + 2 <= n)
+      store_pack(out + i, two);
+    else
+      for (int j = 0; j < 2 && i + j < n; ++j) out[i + j] = two.at[j];
+  };
+  // Whole warps, as they swap.
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x;
+       4 * (i - threadIdx.x % warp_size) < n; i += stride) {
+    const PhiloxWords words = philox(key.seed, key.offset + static_cast<std::uint64_t>(i));
+    const std::uint32_t kept[] = {odd ? words[2] : words[0], odd ? words[3] : words[1]},
+                        given[] = {odd ? words[0] : words[2], odd ? words[1] : words[3]};
+    const std::uint32_t taken[] = {__shfl_xor_sync(whole_warp, given[0], 1),
+                                   __shfl_xor_sync(whole_warp, given[1], 1)};
+    const std::int64_t to = odd ? 4 * i - 2 : 4 * i;  // the half of the even one's four
+    put(to, odd ? taken[0] : kept[0], odd ? taken[1] : kept[1]);
+    put(to + 4, odd ? kept[0] : taken[0], odd ? kept[1] : taken[1]);
   }
-};
+}
 
 template <class T>
 struct Dropped {
@@ -153,7 +171,7 @@ void launch_normal(DeviceKey at, float mean, float deviation, DType dtype, void*
 }
 void launch_integers(DeviceKey at, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n,
                      cudaStream_t stream) {
-  launch_for_words(at, n, stream, IntegerFill{low, range, out, n});
+  fill_integers<<<blocks_for((n + 3) / 4), threads_per_block, 0, stream>>>(at, low, range, out, n);
 }
 void launch_dropout(DType dtype, DeviceKey at, std::uint32_t threshold, double scale, const void* x,
                     void* out, std::int64_t n, cudaStream_t stream) {

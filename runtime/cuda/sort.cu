@@ -8,44 +8,17 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "runtime/cuda/block.cuh"
+#include "runtime/cuda/order.cuh"
 #include "runtime/cuda/types.cuh"
 
 namespace sherd::cuda {
 namespace {
 
-constexpr int long_chunk = 4096, short_chunk = 512;      // elements of a block
+constexpr int long_chunk = 4096, short_chunk = 512;            // elements of a block
 constexpr std::int64_t at_once = (std::int64_t{1} << 31) - 1;  // elements of a call of CUB
 
 /// Bits of an element's key.
 int key_bits(DType dtype) { return static_cast<int>(size_of(dtype)) * 8; }
-
-/// Smaller for what comes first: the largest first, and NaN before all.
-template <class T, class Key>
-__device__ Key key_of(T x) {
-  constexpr int bits = static_cast<int>(sizeof(T)) * 8;
-  if constexpr (std::is_same_v<T, bool>) {
-    return x ? 0 : 1;
-  } else if constexpr (std::is_integral_v<T>) {
-    using U = std::make_unsigned_t<T>;
-    constexpr U sign = std::is_signed_v<T> ? U(1) << (bits - 1) : U(0);
-    return static_cast<Key>(static_cast<U>(~(static_cast<U>(x) ^ sign)));
-  } else {
-    using U = std::conditional_t<sizeof(T) == 2, std::uint16_t,
-                                 std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
-    constexpr U sign = U(1) << (bits - 1);
-    const auto value = widen(x);
-    if (value != value) return 0;
-    U pattern;
-    if constexpr (sizeof(T) == 2)
-      pattern = x.bits;
-    else if constexpr (sizeof(T) == 4)
-      pattern = __float_as_uint(x);
-    else
-      pattern = static_cast<U>(__double_as_longlong(x));
-    if (value == 0) pattern = 0;  // of both signs
-    return static_cast<Key>(static_cast<U>(~((pattern & sign) != 0 ? ~pattern : pattern | sign)));
-  }
-}
 
 /// Keys of rows from `first` on, with the row above the key's own bits, and the places where those are asked
 /// for.
@@ -64,12 +37,6 @@ __global__ void __launch_bounds__(threads_per_block)
     keys[i] = key;
   }
 }
-
-template <class Key>
-struct Pairs {
-  Key* keys;
-  std::uint32_t* places;
-};
 
 /// Each block sorts a chunk of a row of `columns` and writes its first `kept` pairs. Places that are not
 /// given are those of the row.
@@ -111,7 +78,10 @@ __global__ void __launch_bounds__(threads_per_block)
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x;
        i < c.rows * c.k; i += step) {
-    const std::int64_t row = i / c.k, place = places[row * width + i % c.k];
+    const std::int64_t row = c.rows * c.k <= 0x7fffffff  // division in 64 bits is slow
+                                 ? static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(c.k)
+                                 : i / c.k;
+    const std::int64_t place = places[row * width + i - row * c.k];
     static_cast<Bits*>(c.values)[i] = static_cast<const Bits*>(c.x)[row * c.columns + place];
     c.places[i] = place;
   }
@@ -289,12 +259,21 @@ bool narrow_keys(const SortCall& c) {
 
 }  // namespace
 
+std::size_t sort_pairs_bytes(std::int64_t n) { return cub_bytes<std::uint32_t>(n); }
+void launch_sort_pairs(Pairs<std::uint32_t> (&pairs)[2], std::int64_t n, int bits, void* room,
+                       cudaStream_t stream) {
+  sort_pairs(pairs, n, bits, room, sort_pairs_bytes(n), stream);
+}
+
 std::int64_t SortCall::scratch_bytes() const {
+  if (in_words() || selects()) return 0;
   return narrow_keys(*this) ? Sorting<std::uint32_t>::scratch_bytes(*this)
                             : Sorting<std::uint64_t>::scratch_bytes(*this);
 }
 
 void launch_sort(const SortCall& call) {
+  if (call.in_words()) return launch_sort_words(call);
+  if (call.selects()) return launch_select(call);
   const std::int64_t rows = rows_at_once(call);
   const bool narrow = narrow_keys(call);
   for (std::int64_t first = 0; first < call.rows; first += rows) {

@@ -19,14 +19,14 @@ template <class T, class To, class Acc>
 struct Summing {
   static constexpr bool reads_first = false;
   using Element = T;
-  using Run = Acc;
+  using Run = std::conditional_t<std::is_same_v<T, bool>, std::int32_t, Acc>;  // a run is short
   using Total = std::conditional_t<std::is_floating_point_v<Acc>, double, Acc>;
   void* out;
   double divisor = 1;
   int power = 0;  ///< as in SumCall
 
-  __device__ Acc term(compute_t<T> element, compute_t<T>) const {
-    const Acc x = static_cast<Acc>(element);
+  __device__ Run term(compute_t<T> element, compute_t<T>) const {
+    const Run x = static_cast<Run>(element);
     if constexpr (std::is_floating_point_v<Acc>)
       if (power != 0) return ops::with_size_to(power, [x](auto size) { return size(x); });
     return x;

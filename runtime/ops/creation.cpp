@@ -70,6 +70,11 @@ Specs RandomInteger::infer(SpecSpan) const {
   return {spec};
 }
 
+Tensors RandomOrder::reference(Inputs) const {
+  const RandomOrder on_host{{spec.shape, spec.dtype, Device::cpu()}, key};
+  return {to(apply(on_host), spec.device)};
+}
+
 }  // namespace ops
 
 namespace {
@@ -167,11 +172,9 @@ Tensor randperm(std::int64_t count, TensorOptions options) {
                     "randperm: last value {} is beyond {}, to which {} counts in ones; use another dtype",
                     count - 1, ops::largest_counted(options.dtype), name_of(options.dtype));
   if (options.device.type == DeviceType::meta) return empty(spec_of({count}, options));
-  // On the host, where the list is likely to be read.
-  const Spec spec = spec_of({count}, {DType::i64, Device::cpu()});
+  const Spec spec = spec_of({count}, {DType::i64, options.device});
   const RandomKey key = Context::current().generator().reserve(2 * count);
-  const Tensor list = apply(ops::RandomOrder{spec, key});
-  return to(to(list, options.dtype), options.device);
+  return to(apply(ops::RandomOrder{spec, key}), options.dtype);
 }
 
 namespace {

@@ -74,9 +74,8 @@ using OptimizerOps =
 
 /// What all other ops come down to, beside the elementwise ones: whoever has kernels for these runs
 /// everything, and they are what a program is decomposed to.
-using Primitives =
-    OpList<Full, Arange, Uniform, Normal, RandomInteger, RandomOrder, Cast, Clone, CopyInto, Take, PutAt,
-           TopK, Sum, Extreme, ArgMax, Multinomial, MatMul, SquareSums, NormOfSums>;
+using Primitives = OpList<Full, Arange, Uniform, Normal, RandomInteger, Cast, Clone, CopyInto, Take, PutAt,
+                          TopK, Sum, Extreme, ArgMax, Multinomial, MatMul, SquareSums, NormOfSums>;
 
 /// Calls `f.operator()<O>()` for every op of the library that is not elementwise.
 template <class F>

@@ -63,8 +63,7 @@ struct RandomInteger {
   bool operator==(const RandomInteger&) const = default;
 };
 
-/// The numbers below the count of `spec`, which is 1-D and i64 on the host, in an order of which all are
-/// equally likely.
+/// The numbers below the count of `spec`, which is 1-D and i64, in an order of which all are equally likely.
 struct RandomOrder {
   static constexpr std::string_view name = "randperm";
   static constexpr Arity arity = 0;
@@ -73,6 +72,7 @@ struct RandomOrder {
   RandomKey key;
 
   Specs infer(SpecSpan) const { return {spec}; }
+  Tensors reference(Inputs) const;  ///< made on the host, which has a kernel
   void fields(auto&& on) const {
     on("seed", key.seed);
     on("offset", key.offset);

@@ -119,9 +119,12 @@ Tensors PowerSum::reference(Inputs in) const {
 }
 
 Tensors PowerSum::grad(const GradArgs& args) const {
-  const Tensor &x = args.inputs[0], wide = detail::to_compute_dtype(x);
-  const Tensor gy = expand(finite_in(wide.dtype(), with_kept_axes(args.gy[0], x.shape(), axes)), x.shape());
-  const auto slope = [&]<class F>(F) { return apply(ElementwiseGrad<F, 0>{}, gy, wide); };
+  const Tensor& x = args.inputs[0];
+  // Of |x| it is the upstream gradient or its negative, which no width changes.
+  const Tensor wide = power == 1 ? x : detail::to_compute_dtype(x);
+  const Tensor gy =
+      to(finite_in(compute_dtype(x.dtype()), with_kept_axes(args.gy[0], x.shape(), axes)), wide.dtype());
+  const auto slope = [&]<class F>(F) { return apply(ElementwiseGrad<F, 0>{}, expand(gy, x.shape()), wide); };
   return {to(with_size_to(power, slope), x.dtype())};
 }
 

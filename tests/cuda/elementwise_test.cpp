@@ -54,6 +54,8 @@ std::vector<Case> cases(int arity, const std::function<Tensor(Shape)>& make) {
     list.push_back(all("columns", [&](int i) { return i == 0 ? make({40, 1}) : make({40, 30}); }));
     list.push_back(all("both", [&](int i) { return i == 0 ? make({5, 1, 7}) : make({6, 1}); }));
     list.push_back(all("with 0-d", [&](int i) { return i == 0 ? make({50, 3}) : make({}); }));
+    list.push_back(all("packs with 0-d", [&](int i) { return i == 0 ? make({10, 16}) : make({}); }));
+    list.push_back(all("0-d with packs", [&](int i) { return i == 1 ? make({160}) : make({}); }));
   }
   list.push_back(all("expanded", [&](int) { return expand(make({6, 1, 4}), {6, 5, 4}); }));
   list.push_back(

@@ -157,6 +157,7 @@ TEST_CASE("cuda: random numbers of a graph are those that the step would draw no
   const std::function<Tensor()> bodies[] = {
       [] { return add(randn({500}, {f32, gpu}), rand({500}, {f32, gpu})); },
       [] { return randint(-9, 9, {17}, {i64, gpu}); },
+      [] { return randperm(1000, {i64, gpu}); },
       [&] { return multinomial(weights); },
       [&] {
         return grad(sum(attention(dropout(x, 0.5), x, x, {.causal = true, .dropout = 0.3})),

@@ -79,6 +79,30 @@ TEST_CASE("cuda: running sums and products agree with the CPU's over lengths of 
   }
 }
 
+TEST_CASE("cuda: gradients of products are those in f64, rounded, over lengths of rows, zeros among them",
+          "[sanitized]") {
+  if (no_gpu()) return;
+  const auto gradient = [](const Tensor& given, const Shape& axes) {
+    const Tensor x = clone(given).requires_grad_();
+    return grad(sum(prod(x, axes)), std::span(&x, 1))[0];
+  };
+  for (const std::int64_t columns : {1, 2, 255, 257, 4096, 4097, 12289, 70001})
+    for (const std::int64_t zeros : {0, 1, 2}) {
+      const Tensor near = Values(34)({3, columns}, f64, 0.999, 1.001);
+      for (std::int64_t i = 0; i < std::min(zeros, columns); ++i)
+        fill_(slice(slice(near, 0, 1, 2), 1, i * (columns - 1), i * (columns - 1) + 1), 0);
+      for (DType dtype : floats)
+        for (const Shape& axes : {Shape{1}, Shape{0, 1}}) {
+          INFO(name_of(dtype) << " " << columns << " with " << zeros << " zeros, over " << axes.rank());
+          const Tensor x = to(near, dtype), g = gradient(on_gpu(x), axes);
+          // Of f64 each factor is a rounding.
+          const double roundings = dtype == f64 ? static_cast<double>(3 * columns) : 1;
+          CHECK(relative_distance(to(g, f64), gradient(to(x, f64), axes)) <= roundings * rounding(dtype));
+          same(g, gradient(on_gpu(x), axes));
+        }
+    }
+}
+
 TEST_CASE("cuda: sorting and topk give the CPU's elements and places over lengths, dtypes and k") {
   if (no_gpu()) return;
   for (DType dtype : {f64, f32, f16, bf16, i64, i32, u8})
@@ -251,6 +275,60 @@ TEST_CASE("cuda: copies of turned and cut axes are the CPU's", "[sanitized]") {
       same(triu(narrow(x, 3, 1, 31), offset), triu(narrow(there, 3, 1, 31), offset));
     }
   }
+}
+
+TEST_CASE("cuda: rows that a block sorts or selects from give the CPU's elements, wherever the first lie",
+          "[sanitized]") {
+  if (no_gpu()) return;
+  const auto equal = [](const Tensor& x, std::int64_t k) {
+    const TopK host = topk(x, k), there = topk(on_gpu(x), k);
+    same(host.values, there.values);
+    same(host.indices, there.indices);
+  };
+  for (DType dtype : {f32, bf16, i32, u8, boolean})
+    for (std::int64_t columns : {1023, 1024, 1500, 8192, 16384, 16385}) {
+      INFO(name_of(dtype) << " " << columns);
+      const std::int64_t rows = columns > 8192 ? 65 : 3;
+      const Tensor x = Values(36)({rows, columns}, dtype, 0, 99), all_equal = ones({rows, columns}, {dtype});
+      for (std::int64_t k : {1, 8, 256, 257}) {
+        equal(x, k);
+        equal(all_equal, k);
+      }
+      equal(narrow(x, 0, 0, 2), columns);
+    }
+  // One thread has nearly all of the first: every 512th of a row.
+  const Tensor place = arange(0, 65536, 1, {f32}),
+               crowded = where(sherd::equal(remainder(place, 512), 0), place, neg(place));
+  equal(expand(crowded, {64, 65536}), 8);
+  const Tensor few = where(less(remainder(place, 512), 20), place, neg(place));
+  equal(expand(few, {64, 65536}), 21);
+}
+
+TEST_CASE("cuda: lines of any length and address, copied, joined, padded and rolled, are the CPU's",
+          "[sanitized]") {
+  if (no_gpu()) return;
+  for (DType dtype : {f64, f32, bf16, u8})
+    for (const std::int64_t columns : {1, 31, 127, 128, 1023, 1024, 1027, 5000}) {
+      INFO(name_of(dtype) << " " << columns);
+      const Tensor x = Values(35)({3, 5, columns}, dtype, 0, 9), there = on_gpu(x);
+      const auto both = [&](const auto& fn) { same(fn(x), fn(there)); };
+      for (const std::int64_t cut : {1, 2, 16})
+        if (cut < columns)
+          both([&](const Tensor& t) { return contiguous(narrow(t, 2, cut, columns - cut)); });
+      both([](const Tensor& t) { return clone(slice(reshape(t, {t.numel()}), 0, 1, t.numel())); });
+      both([](const Tensor& t) { return cat({t, narrow(t, 0, 1, 0), narrow(t, 0, 1, 2)}, 0); });
+      both([](const Tensor& t) { return stack({t, t, t}, 0); });
+      both([](const Tensor& t) { return cat({t, t, t}, 2); });
+      both([](const Tensor& t) { return pad(t, {1, 2}); });
+      both([](const Tensor& t) { return pad(t, {0, 3, 2, 0}); });
+      for (const std::int64_t by : {0, 1, 3, 16, -1})
+        for (int axis : {0, 1, 2}) {
+          both([&](const Tensor& t) { return roll(t, by, axis); });
+          both([&](const Tensor& t) { return roll(transpose(t, 0, 2), by, axis); });
+        }
+    }
+  same(roll(zeros({0, 3}), 1, 1), roll(zeros({0, 3}, {.device = gpu}), 1, 1));
+  same(roll(ones({}), 1, 0), roll(ones({}, {.device = gpu}), 1, 0));
 }
 
 TEST_CASE("cuda: losses summed over all elements and norms agree with the CPU's", "[sanitized]") {

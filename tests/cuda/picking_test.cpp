@@ -253,6 +253,37 @@ TEST_CASE("cuda: elements picked and put along any axis are the CPU's, gradients
   }
 }
 
+TEST_CASE(
+    "cuda: sums of elements of a long line lose nothing to larger ones elsewhere, infinities and NaN too") {
+  if (no_gpu()) return;
+  constexpr std::int64_t places = 40000, picks = 100003;
+  for (DType dtype : {f32, f16, bf16}) {
+    INFO(name_of(dtype));
+    const Tensor at = Values(24)({picks}, i64, 0, places - 0.1),
+                 given = Values(25).with_specials({picks}, dtype);
+    // Sizes from the smallest to the largest, of one size at each place.
+    const double most = dtype == f16 ? 6 : 60;
+    const Tensor size = exp(Values(26)({places}, f64, -most, most));
+    const Tensor sizes = mul(Values(27)({picks}, f64, 1, 2), gather(size, 0, at));
+    for (const Tensor& base : {zeros({places}, {dtype}), to(size, dtype)}) {
+      const Tensor x = to(sizes, dtype),
+                   there = to(scatter_add(on_gpu(base), 0, on_gpu(at), on_gpu(x)), Device::cpu());
+      const Tensor exact = scatter_add(to(base, f64), 0, at, to(x, f64));
+      const Tensor apart = div(abs(sub(to(there, f64), exact)), maximum(exact, 1e-300));
+      CHECK(amax(where(isfinite(exact), apart, 0)).item() <= rounding(dtype));
+      const auto summed = [&] { return scatter_add(on_gpu(base), 0, on_gpu(at), on_gpu(given)); };
+      // Of infinities and NaN alone: sums of others may become infinite by the order of the CPU.
+      const Tensor special = where(isfinite(given), 0, given);
+      CHECK(distance_in_ulps(scatter_add(on_gpu(base), 0, on_gpu(at), on_gpu(special)),
+                             scatter_add(base, 0, at, special)) == 0);
+      CHECK(distance_in_ulps(summed(), summed()) == 0);
+    }
+    const Tensor one = zeros({picks}, {i64}), ones_there = on_gpu(full({picks}, 0.25, {dtype}));
+    CHECK(distance_in_ulps(scatter_add(on_gpu(zeros({places}, {f32})), 0, on_gpu(one), to(ones_there, f32)),
+                           scatter_add(zeros({places}, {f32}), 0, one, full({picks}, 0.25, {f32}))) == 0);
+  }
+}
+
 TEST_CASE("cuda: slices picked and put across any axis are the CPU's, gradients included") {
   if (no_gpu()) return;
   for (const PickCase& c : slices_across()) {

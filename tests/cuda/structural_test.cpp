@@ -118,7 +118,7 @@ TEST_CASE("cuda: random numbers, masks included, have the bits of the CPU's") {
     CHECK(distance_in_ulps(skipped_again, skipped) == 0);
     CHECK(distance_in_ulps(make(gpu), host) == 0);
   };
-  for (std::int64_t n : {0, 1, 2, 3, 4, 1025, 300000}) {
+  for (std::int64_t n : {0, 1, 2, 3, 4, 5, 7, 130, 1025, 300000}) {
     INFO(n);
     for (DType dtype : {f64, f32, f16, bf16}) {
       same([&](Device d) { return rand({n}, {dtype, d}, -1, 3); });
@@ -133,6 +133,9 @@ TEST_CASE("cuda: random numbers, masks included, have the bits of the CPU's") {
     same([&](Device d) { return randint(-5, 1000, {n}, {i64, d}); });
     same([&](Device d) { return randint(0, 200, {n}, {u8, d}); });
   }
+  for (std::int64_t n : {0, 1, 2, 3, 4, 5, 33, 257, 1025, 300001})
+    same([&](Device d) { return randperm(n, {i64, d}); });
+  for (DType dtype : {f64, f32, f16, bf16, i32}) same([&](Device d) { return randperm(255, {dtype, d}); });
   same([](Device d) { return uniform_(transpose(zeros({30, 4}, {f32, d}), 0, 1), 0, 1); });
 }
 

@@ -30,7 +30,7 @@ struct Stack final : nn::Layer<Stack> {
   nn::Linear head{6, 3};
   bool recomputes = false;
   Stack() {
-    for (int i = 0; i < 3; ++i) blocks.push_back(Block{});
+    for (int i = 0; i < 3; ++i) blocks.emplace_back();
   }
   Tensor forward(const Tensor& x) const {
     Tensor y = x;

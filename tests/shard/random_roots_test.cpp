@@ -645,7 +645,8 @@ TEST_CASE("random programs of two models, in which ranks differ, train like mode
   play_seeds(1, test::thread_sanitizer ? 2 : 60);
 }
 TEST_CASE("programs whose forwards begin with what others keep, or are frozen, train like models by hand") {
-  for (const std::uint64_t seed : {489, 613, 20168, 20644, 20936, 21024, 21286, 21478, 21702, 22004})
+  for (const std::uint64_t seed : {489, 613, 20168, 20644, 20936, 21024, 21286, 21478, 21702, 22004, 1000560,
+                                   3000278, 5000291, 6000635, 7000071})
     play_seeds(seed, seed);
 }
 TEST_CASE("many random programs of two models, in which ranks differ, train like models by hand", "[.soak]") {
