@@ -510,7 +510,8 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far, Tensor* sums) {
     const SavedTensor& saved = node.saved_inputs[i];
     if (!saved.value.defined()) continue;
     check_unchanged(node, saved, "input", i);
-    inputs[i] = options_.create_graph && node.edges[i] ? with_history(saved, node.edges[i]) : saved.value;
+    const bool has_edge = i < node.edges.size() && node.edges[i];
+    inputs[i] = options_.create_graph && has_edge ? with_history(saved, node.edges[i]) : saved.value;
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const SavedTensor& saved = node.saved_outputs[i];

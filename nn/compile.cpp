@@ -3,11 +3,11 @@
 namespace sherd::nn {
 namespace {
 
-/// This module or one below that is sharded; null where none is.
+/// One below that is sharded; null where none is.
 const Module* sharded_below(Module& module) {
   const Module* found = nullptr;
   module.visit_all_modules([&](Module& m) {
-    if (m.extension() != nullptr) found = &m;
+    if (&m != &module && m.extension() != nullptr) found = &m;
   });
   return found;
 }
@@ -22,16 +22,15 @@ class Guards final : public MemberVisitor {
     root.visit_all_modules([&](Module& m) {
       words_.push_back(m.training() ? 1 : 0);
       if (&m != &root && m.watched()) unfit = fmt::format("a {} below is observed", m.type_name());
-      if (m.extension() != nullptr) unfit = fmt::format("a {} is sharded", m.type_name());
+      if (&m != &root && m.extension() != nullptr)
+        unfit = fmt::format("a {} below is sharded", m.type_name());
       if (&m != &root && m.compiled() != nullptr) words_.push_back(2);
     });
   }
   void param(std::string_view, Param& member) override {
     words_.push_back(member.defined() ? 1 : 0);
     if (!member.defined()) return;
-    const Parameter& parameter = member.object();
-    if (parameter.owner() != nullptr) unfit = "a parameter is sharded";
-    add(parameter.tensor());
+    add(member.object().tensor());
   }
   void buffer(std::string_view, Buffer& member) override {
     words_.push_back(member.tensor().defined() ? 1 : 0);
@@ -77,8 +76,11 @@ class CompiledModule final : public CompiledForward {
 
 void compile(Module& module, CompileOptions options) {
   const Module* sharded = sharded_below(module);
-  check<StateError>(sharded == nullptr, "compile: {} is sharded, and sharded modules cannot be compiled yet",
-                    sharded != nullptr ? sharded->type_name() : "");
+  check<StateError>(
+      sharded == nullptr,
+      "compile: {} has a {} below that is sharded, whose gathers cannot be in a program yet; compile "
+      "the modules that have no sharded ones below",
+      module.type_name(), sharded != nullptr ? sharded->type_name() : "");
   check<StateError>(module.compiled() == nullptr, "compile: {} is compiled already", module.type_name());
   module.set_compiled(std::make_shared<CompiledModule>(options));
 }

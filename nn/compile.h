@@ -15,8 +15,9 @@ namespace sherd::nn {
 /// stepped. What observes the module itself is called around a program; while one below is observed, a call
 /// runs eagerly. So does one with an argument that is neither tensors nor a number (a cache; a struct is, if
 /// all of its fields are tensors or `values_in` names the others), or of a module below that was sharded
-/// meanwhile. StateError for a module that is sharded, or has a sharded one below, and for one that is
-/// compiled. A clone is not compiled.
+/// meanwhile. Of a sharded module, or one within it, gathers and reductions are made around its programs, the
+/// same as eagerly: a rank compiles without the others. StateError for a module that has a sharded one below,
+/// and for one that is compiled. A clone is not compiled.
 SHERD_API void compile(Module& module, CompileOptions options = {});
 /// The programs of a compiled module; StateError for another.
 SHERD_API CompiledPrograms& compiled_programs(const Module& module);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "autograd/capture/drawing.h"
+#include "autograd/capture/resident.h"
 #include "autograd/tape.h"
 
 namespace sherd {
@@ -54,6 +55,12 @@ void Frame::attach(const std::shared_ptr<FrameCall>& call, const std::vector<Ten
     node->saved_inputs.push_back({});
     node->specs.push_back(targets_[t].spec);
   }
+  // Owners hear what the backward will read, and when it is over.
+  for (std::size_t k = 0; k < kept_.size(); ++k)
+    if (kept_[k].outside && is_brought(*kept_[k].outside))
+      node->saved_inputs.push_back(
+          {Tensor(make_ref<TensorImpl>(kept_[k].outside, Layout{{0}, {1}, 0}, DType::u8)),
+           call->versions[k]});
   node->sequence = Context::current().slot<Tape>().sequence_behind(call->edges);
   for (const Spec& spec : result_specs_) {
     node->outputs.push_back(spec);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "autograd/capture/frame_tracer.h"
+#include "autograd/capture/resident.h"
 #include "autograd/pass.h"
 #include "autograd/region.h"
 #include "autograd/tape.h"
@@ -203,6 +204,9 @@ Tensors Frame::backward(FrameCall& call, const GradArgs& args) {
   for (const Tensor& t : args.beside.so_far) add(t);
   describe(given, Gradients::ignored, words);
   words.push_back(static_cast<std::uint64_t>(float32_matmul_precision()));
+  std::vector<Ref<Storage>> outside;
+  for (const KeptFrom& from : kept_) outside.push_back(from.outside);
+  const Resident resident(outside);  // before anything is heard
   Tensors gradients;
   Backward* known = find(words);
   if (args.create_graph || call.twins || sherd::Tracer::active())

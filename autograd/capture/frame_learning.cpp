@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "autograd/capture/frame_tracer.h"
+#include "autograd/capture/resident.h"
 #include "autograd/region.h"
 #include "autograd/tape.h"
 
@@ -34,14 +35,12 @@ void check_held(const CaptureTracer& tracer, const Nodes& nodes, const std::vect
     ++handles[&storage];
     if (!storage.owned()) return;
     const Trace* again = region_trace(*storage.owner());
-    check<StateError>(again != nullptr, "compile: a value of shape {} that a gradient needs has an owner",
-                      saved.value.shape());
-    if (!regions.insert(again).second) return;
+    if (again == nullptr || !regions.insert(again).second) return;
     for (const TracedStorage& from : again->storages) {
       if (!from.outside) continue;
       check<StateError>(
-          from.version == from.outside->version() && !from.outside->owned(),
-          "compile: a tensor of {} bytes that recompute reads was changed in place, or has an owner",
+          from.version == from.outside->version() && (!from.outside->owned() || is_brought(*from.outside)),
+          "compile: a tensor of {} bytes that recompute reads was changed in place, or is of another region",
           from.bytes);
       ++handles[from.outside.get()];
     }
@@ -160,8 +159,9 @@ void Frame::learn_nodes(Tracer& tracer, const Graph& graph, const std::vector<Te
   std::vector<const StorageOwner*> met;
   const auto kept = [&](const SavedTensor& saved) -> std::optional<KeptTensor> {
     if (!saved.value.defined()) return {};
-    const std::uint32_t number = saved.value.storage().owned()
-                                     ? keep_region(tracer, saved.value.storage(), call, met)
+    const Storage& storage = saved.value.storage();
+    const std::uint32_t number = storage.owned() && !is_brought(storage)
+                                     ? keep_region(tracer, storage, call, met)
                                      : keep(tracer, saved.value.storage_ref(), call);
     return KeptTensor{number, saved.value.layout(), saved.value.dtype()};
   };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "autograd/capture/resident.h"
 #include "runtime/apply.h"
 #include "runtime/reach.h"
 
@@ -71,7 +72,10 @@ Program::Impl::Impl(Recorded recorded, std::vector<Tensor> returned)
   const std::vector<TracedTensor>&ins = recorded.inputs, &outs = recorded.outputs;
   places.resize(trace.storages.size());
   for (std::size_t i = 0; i < places.size(); ++i)
-    if (trace.storages[i].outside) places[i].home = Home::outside;
+    if (const Ref<Storage>& outside = trace.storages[i].outside) {
+      places[i].home = Home::outside;
+      if (is_brought(*outside)) brought.push_back(outside);
+    }
   if (cut)
     for (const auto& [storage, number] : cut->kept) {
       trace.storages[storage].outside = {};  // each run is handed its own
@@ -521,6 +525,7 @@ std::vector<Tensor> Program::Impl::run_half(const std::vector<Tensor>& given, st
   const ReplayingRandom drawing(random);
   const Float32MatmulPrecisionScope restored(float32_matmul_precision());
   precision_ = &detail::float32_matmul_precision_here();
+  const Resident resident(brought);
   const Bound bound(*this);
   bind_all(given);
   for (const auto& [storage, number] : cut->kept) bind(storage, kept[number].memory, kept[number].shift);

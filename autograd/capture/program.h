@@ -111,7 +111,8 @@ struct Program::Impl {
   std::vector<std::function<void()>> last_effects;  // after all steps
   RandomReplay random;                              // what the captured run drew
   std::optional<DeviceGraph> graph;
-  std::optional<Cut> cut;  // of a half
+  std::optional<Cut> cut;               // of a half
+  std::vector<Ref<Storage>> brought{};  // outside, by owners that may have let go of it
 
  private:
   std::uint32_t value_of(const TracedTensor& t);
