@@ -721,7 +721,7 @@ TEST_CASE("a lost step's message names the last checkpoint of its own model") {
 TEST_CASE("what was averaged before gradients were cleared does not count after a fault") {
   Parting part;
   on_ranks([&](World& world, shard::GroupLayout) {
-    for (const nn::ZeroGrad mode : {nn::ZeroGrad::to_none, nn::ZeroGrad::to_zeros})
+    for (const nn::ZeroGrad mode : {nn::ZeroGrad::to_none, nn::ZeroGrad::to_zero})
       for (const int accumulated : {1, 2}) {
         Pair net = seeded(), by_hand = seeded();
         shard::DataParallel of_net(net, world.group(), {.bucket_bytes = 100});
