@@ -187,6 +187,26 @@ TEST_CASE("dead code: what a step does beside its ops stays between the same one
   CHECK(seen == std::vector<double>{1, 2});
 }
 
+TEST_CASE("dead code: what the other half keeps stays, and what the program found and reads no more goes") {
+  const Tensor found = ones({3});
+  Recorded whole = heard(
+      [&](std::span<const Tensor> in) {
+        const Tensor for_the_other = exp(in[0]), unread = mul(in[0], found);
+        return std::vector<Tensor>{tanh(in[0])};
+      },
+      {ones({3})});
+  const std::uint32_t held = found.storage().use_count();
+  whole.cut = Cut{{{whole.trace.ops[0].out[0].storage, 0}}, {}};
+  const Recorded after = dead_code(std::move(whole));
+  CHECK(found.storage().use_count() < held);
+  CHECK(program(after).text() ==
+        "inputs %x0 : f32 (3)\n"
+        "%0 = exp(%x0) : f32 (3)\n"
+        "%1 = tanh(%x0) : f32 (3)\n"
+        "keep %k0 = %0\n"
+        "return %1\n");
+}
+
 TEST_CASE("common: what is the same is computed once") {
   const Step step = [](std::span<const Tensor> in) {
     const auto branch = [&] { return mul(gelu(transpose(in[0], 0, 1)), 2); };
