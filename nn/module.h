@@ -418,7 +418,7 @@ class Layer : public Module {
           [&](auto&... items) { return run_forward(self, module, static_cast<Passed<A>>(items)...); }, held);
       std::vector<Tensor*> outputs;
       each_tensor(result, [&](Tensor& t) { outputs.push_back(&t); });
-      if constexpr (holds<decltype(result)>() == Holds::unknown)
+      if constexpr (detail::holds<decltype(result)>() == detail::Holds::unknown)
         module.fire_unknown(detail::short_type_name<decltype(result)>());
       module.fire_after(outputs);
       return result;

@@ -17,6 +17,8 @@
 
 namespace sherd::nn {
 
+namespace detail {
+
 /// What is known of the tensors in a type.
 enum class Holds : std::uint8_t {
   none,     ///< a number, a string, a container of those
@@ -56,10 +58,13 @@ consteval Holds holds() {
     return std::is_class_v<V> ? Holds::unknown : Holds::none;
   }
 }
+
+}  // namespace detail
+
 /// Whether a `T` can hold tensors that `each_tensor` finds.
 template <class T>
 consteval bool may_hold_tensors() {
-  return holds<T>() == Holds::tensors;
+  return detail::holds<T>() == detail::Holds::tensors;
 }
 
 /// Calls `visit(Tensor&)` for every tensor in `value`: tensors (of an `x[...]` the part), and pairs, tuples,
