@@ -319,7 +319,13 @@ TEST_CASE("passes: random programs give the bits of the step, and write and draw
     std::size_t* counts[] = {&before, &without_dead, &without_common, &all};
     const PassOf passes[] = {nothing, dead_code, common, both};
     for (std::size_t p = 0; p < 4; ++p) {
-      Program::Impl after = program(passes[p](heard(as_step, drawn(0))));
+      Recorded whole = heard(as_step, drawn(0));
+      const std::vector<TracedStorage> storages = whole.trace.storages;
+      Recorded changed = passes[p](std::move(whole));
+      for (std::size_t i = 0; i < storages.size(); ++i)  // of what others have
+        if (storages[i].maker == TracedTensor::none)
+          CHECK(changed.trace.storages[i].rewritten == storages[i].rewritten);
+      Program::Impl after = program(std::move(changed));
       *counts[p] += after.steps.size();
       for (unsigned call = 1; call < 4; ++call)
         check_same(run([&](const std::vector<Tensor>& in) { return after.replay(in); }, call),
