@@ -527,6 +527,7 @@ class GradientBuckets final : public GradSink,
       Tensor average = alias(bucket.values, {shape, contiguous_strides(shape), entry.offset});
       if (divides_by_left()) average = to(div(average, left()), entry.spec.dtype);
       const Tensor held = entry.parameter.grad();
+      entry.averages.look(entry.parameter.local(), held);
       if (held.defined())
         add_(held, average);
       else

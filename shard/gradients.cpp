@@ -37,28 +37,31 @@ std::vector<float> flags_of(const Tensor& t) {
 }  // namespace
 
 void HeldAverages::put(const Tensor& leaf, bool added) {
-  const Tensor grad = leaf.grad();
-  if (!added) {
-    count_ = 0;
-    storage_ = grad.storage().id();
-    scalings_ = record_of(leaf)->leaf->scalings;
-    written_ = false;
-  }
+  if (!added || count_ == 0)
+    *this = HeldAverages(leaf.grad().storage().id(), record_of(leaf)->leaf->scalings);
   ++count_;
+  take_version(leaf.grad());
+}
+
+void HeldAverages::look(const Tensor& leaf, const Tensor& grad) {
+  if (!grad.defined() || !written(leaf, grad)) return;
+  ++writes_;
+  storage_ = grad.storage().id();
   take_version(grad);
 }
 
 bool HeldAverages::written(const Tensor& leaf, const Tensor& grad) const {
-  if (written_ || count_ == 0 || !in_place(grad)) return written_;
+  if (count_ == 0) return false;
   const Leaf& its = *record_of(leaf)->leaf;
-  return version_of(grad) != (its.scalings > scalings_ ? std::max(version_, its.scaled_at) : version_);
+  const std::int64_t known = its.scalings > scalings_ ? std::max(version_, its.scaled_at) : version_;
+  return grad.storage().id() != storage_ || std::int64_t{grad.storage().version()} != known;
 }
 
 std::int64_t HeldAverages::number(const Tensor& leaf, const Tensor& grad) const {
   if (count_ == 0 || !grad.defined()) return 0;
   const std::int64_t scalings = record_of(leaf)->leaf->scalings - scalings_;
-  const std::int64_t writes = in_place(grad) ? 2 * scalings + (written(leaf, grad) ? 1 : 0) : replaced;
-  return count_ * (replaced + 1) + std::min(writes, replaced);
+  const std::int64_t writes = writes_ + (written(leaf, grad) ? 1 : 0);
+  return (count_ * base + std::min(scalings, base - 1)) * base + std::min(writes, base - 1);
 }
 
 void Gradients::add_slot(Tensor leaf, std::size_t first, std::size_t last) {

@@ -28,29 +28,29 @@ class ParameterGroup;
 /// by leaf, since the version of a storage counts writes of all gradients that this rank has in it.
 class HeldAverages {
  public:
-  /// `grad`, which `leaf` shows now, is an average; `added`: to what was there.
+  HeldAverages() = default;
+  /// `leaf` shows an average now; `added`: to what was there.
   void put(const Tensor& leaf, bool added);
   void clear() { count_ = 0; }
-  /// Of `grad`, which `leaf` shows when no sum of this rank's own is in its place. Averages of other leaves
-  /// are to be put into its storage; then `take_version`.
-  void look(const Tensor& leaf, const Tensor& grad) { written_ = written(leaf, grad); }
+  /// Of `grad`, which `leaf` shows when no sum of this rank's own is in its place. Averages are to be added
+  /// to it, or to others in its storage; then `take_version`.
+  void look(const Tensor& leaf, const Tensor& grad);
   void take_version(const Tensor& grad) {
-    if (in_place(grad)) version_ = version_of(grad);
+    if (grad.defined() && grad.storage().id() == storage_) version_ = std::int64_t{grad.storage().version()};
   }
   std::int64_t number(const Tensor& leaf, const Tensor& grad) const;
-  static std::int64_t count_in(std::int64_t number) { return number / (replaced + 1); }
+  static std::int64_t count_in(std::int64_t number) { return number / (base * base); }
 
  private:
-  static constexpr std::int64_t replaced = 999'999;
-  static std::int64_t version_of(const Tensor& grad) { return std::int64_t{grad.storage().version()}; }
-  bool in_place(const Tensor& grad) const { return grad.defined() && grad.storage().id() == storage_; }
+  static constexpr std::int64_t base = 10'000;
+  HeldAverages(std::uint64_t storage, std::int64_t scalings) : storage_(storage), scalings_(scalings) {}
   bool written(const Tensor& leaf, const Tensor& grad) const;
 
   std::int64_t count_ = 0;
   std::uint64_t storage_ = 0;
   std::int64_t version_ = 0;
   std::int64_t scalings_ = 0;  ///< of the leaf, when the first one was put there
-  bool written_ = false;       ///< by others than what puts averages, clips or unscales
+  std::int64_t writes_ = 0;    ///< looks that found what others wrote, or put there
 };
 
 /// A sink whose backwards are the engine's.

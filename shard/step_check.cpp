@@ -11,6 +11,7 @@
 #include "autograd/capture/effects.h"
 #include "autograd/node.h"
 #include "collectives/observe.h"
+#include "nn/shared_gradients.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "runtime/shown.h"
@@ -241,6 +242,7 @@ void check_steps(const Compared& compared) {
     compare_steps(c);
   });
 }
+
 void check_saved_steps(const nn::Module& module, Saved saved, const Group& ranks) {
   if (!ranks.defined() || ranks.size() == 1) return;
   const Housekeeping guard;
@@ -250,6 +252,9 @@ void check_saved_steps(const nn::Module& module, Saved saved, const Group& ranks
   c.kinds = saved == Saved::values ? numbers_a_parameter - 1 : numbers_a_parameter;
   std::string names;
   for (const nn::NamedParameter& p : module.named_parameters()) {
+    const bool shared = group_of(p.parameter) != nullptr ||
+                        dynamic_cast<const nn::SharedGradients*>(sink_of(p.parameter.local())) != nullptr;
+    if (!shared) continue;  // the program's own
     c.parameters.push_back(p.parameter);
     names += p.name + '\n';
   }
@@ -258,6 +263,7 @@ void check_saved_steps(const nn::Module& module, Saved saved, const Group& ranks
   if (std::ranges::all_of(over_ranks(same, all, {.label = std::string(c.label)}), &Range::alike))
     compare_steps(c);
 }
+
 void check_gradients(const Compared& compared) {
   check_after_renewal(compared, &StepCheck::gradients, compare_gradients);
 }

@@ -571,6 +571,44 @@ TEST_CASE("gradients that all ranks have clipped or unscaled are alike, those of
   });
 }
 
+TEST_CASE("what a program writes into averages counts, until they are cleared", "[faults]") {
+  const auto halve = [](nn::Module& model, bool in_place) {
+    const NoGrad guard;
+    for (nn::Parameter p : model.parameters())
+      if (const Tensor g = p.grad(); g.defined()) {
+        if (in_place)
+          mul_(g, 0.5);
+        else
+          p.set_grad(mul(g, 0.5));
+      }
+  };
+  on_each_way([&](World& world, Way way) {
+    for (const bool in_place : {true, false})
+      for (const int before : {0, 1})
+        for (const bool here_alone : {false, true}) {
+          Trained t(world, way);
+          t.backward();
+          if (before == 1) halve(*t.model, in_place);
+          t.backward();
+          if (!here_alone || world.rank() == 1) halve(*t.model, in_place);
+          t.renew();
+          if (here_alone)
+            expect_text(t.told(), {"zero_grad", "2 on rank"});
+          else
+            t.backward();
+        }
+    Trained t(world, way);
+    t.backward();
+    if (world.rank() == 1) nn::clip_grad_value_(t.model->parameters(), 1e-3);
+    t.renew();
+    expect_text(t.told(), {"zero_grad"});
+    t.optimizer->zero_grad(nn::ZeroGrad::to_zero);
+    for (int times = 0; times < 2; ++times) t.backward();
+    t.renew();
+    t.backward();
+  });
+}
+
 TEST_CASE("a group without all ranks of a model that is renewed is not enough", "[faults]") {
   CHECK_NOTHROW(run_ranks(4, [&](World& world) {
     Trained t(world, Way::hybrid);
