@@ -786,7 +786,7 @@ TEST_CASE("a checkpoint's ranks may have stepped what is their own unlike times"
   const TempDirectory folder;
   on_ranks([&](World& world, shard::GroupLayout layout) {
     WithOwn net;
-    shard::fully_shard(net, {.layout = layout, .ignored_parameters = {net.scale}});
+    shard::fully_shard(net, {.layout = layout, .ignored_parameters = {net.scale.object()}});
     nn::Adam optimizer(net.parameters(), {.lr = 0.1});
     for (int step = 0; step < 2; ++step) {
       net.uses = step == 0 || world.rank() != 1;
