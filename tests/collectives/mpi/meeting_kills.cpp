@@ -20,6 +20,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <string>
 
 #include "sherd.h"
@@ -28,7 +29,10 @@ namespace {
 
 int rank = 0, ranks = 1, victim = -1;
 std::atomic<long> calls_left = 0, accepted = 0;
-std::atomic<bool> let_in = false, met = false;
+std::atomic<bool> let_in = false;
+std::mutex
+    ending;  // who dies holds it, so that no other thread of the rank goes on from the meeting meanwhile
+bool met = false;
 std::string folder;
 
 std::string file_of(int of_rank) { return folder + "/" + std::to_string(of_rank); }
@@ -41,7 +45,9 @@ void wait_until_all_have_started() {
 long long now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 void one_call() {
-  if (rank != victim || !let_in || met || --calls_left > 0) return;
+  if (rank != victim || !let_in || --calls_left > 0) return;
+  const std::scoped_lock lock(ending);
+  if (met) return;
   wait_until_all_have_started();
   char line[64];
   const int size = std::snprintf(line, sizeof line, "killed %lld\n", now());
@@ -134,7 +140,10 @@ int main(int argc, char** argv) {
   std::string words = "met";
   try {
     sherd::run_ranks(0, [](sherd::World& world) {
-      met = true;
+      {
+        const std::scoped_lock lock(ending);
+        met = true;
+      }
       world.group().barrier();
     });
   } catch (const std::exception& error) {
