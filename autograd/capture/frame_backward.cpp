@@ -205,7 +205,8 @@ Tensors Frame::backward(FrameCall& call, const GradArgs& args) {
   describe(given, Gradients::ignored, words);
   words.push_back(static_cast<std::uint64_t>(float32_matmul_precision()));
   std::vector<Ref<Storage>> outside;
-  for (const KeptFrom& from : kept_) outside.push_back(from.outside);
+  for (const KeptFrom& from : kept_)
+    if (from.outside && is_brought(*from.outside)) outside.push_back(from.outside);
   const Resident resident(outside);  // before anything is heard
   Tensors gradients;
   Backward* known = find(words);
