@@ -82,4 +82,19 @@ struct SHERD_API Function final : Layer<Function> {
   void visit(auto&&) {}
 };
 
+// Compiled once, in the library.
+extern template class Layer<Gelu>;
+extern template class Layer<Relu>;
+extern template class Layer<LeakyRelu>;
+extern template class Layer<Elu>;
+extern template class Layer<Selu>;
+extern template class Layer<Softplus>;
+extern template class Layer<Silu>;
+extern template class Layer<Sigmoid>;
+extern template class Layer<Tanh>;
+extern template class Layer<Softmax>;
+extern template class Layer<Identity>;
+extern template class Layer<Flatten>;
+extern template class Layer<Function>;
+
 }  // namespace sherd::nn

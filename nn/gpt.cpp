@@ -86,4 +86,7 @@ Tensor Gpt::forward(const Tensor& tokens, KeyValueCache& cache) const {
   return head(ln(x));
 }
 
+template class Layer<GptBlock>;
+template class Layer<Gpt>;
+
 }  // namespace sherd::nn

@@ -79,4 +79,8 @@ struct SHERD_API Gpt final : Layer<Gpt> {
   Tensor embed(const Tensor& tokens, std::int64_t start) const;
 };
 
+// Compiled once, in the library.
+extern template class Layer<GptBlock>;
+extern template class Layer<Gpt>;
+
 }  // namespace sherd::nn

@@ -186,4 +186,39 @@ Sequential::Sequential(const Sequential& other) : Layer<Sequential>(other) {
   for (const auto& module : other.modules_) modules_.push_back(module->clone_module());
 }
 
+template class Layer<Gelu>;
+template class Layer<Relu>;
+template class Layer<LeakyRelu>;
+template class Layer<Elu>;
+template class Layer<Selu>;
+template class Layer<Softplus>;
+template class Layer<Silu>;
+template class Layer<Sigmoid>;
+template class Layer<Tanh>;
+template class Layer<Softmax>;
+template class Layer<Identity>;
+template class Layer<Flatten>;
+template class Layer<Function>;
+
+template class Layer<Linear>;
+template class Layer<Conv2d>;
+template class Layer<Conv1d>;
+template class Layer<ConvTranspose2d>;
+template class Layer<ConvTranspose1d>;
+template class Layer<MaxPool2d>;
+template class Layer<AvgPool2d>;
+template class Layer<MaxPool1d>;
+template class Layer<AvgPool1d>;
+template class Layer<AdaptiveAvgPool2d>;
+template class Layer<AdaptiveMaxPool2d>;
+template class Layer<Upsample>;
+template class Layer<Embedding>;
+template class Layer<LayerNorm>;
+template class Layer<GroupNorm>;
+template class Layer<RmsNorm>;
+template class Layer<BatchNorm1d>;
+template class Layer<BatchNorm2d>;
+template class Layer<Dropout>;
+template class Layer<Sequential>;
+
 }  // namespace sherd::nn

@@ -487,4 +487,26 @@ class ModuleList final : public Layer<ModuleList<M>> {
   std::vector<std::unique_ptr<M>> modules_;
 };
 
+// Compiled once, in the library.
+extern template class Layer<Linear>;
+extern template class Layer<Conv2d>;
+extern template class Layer<Conv1d>;
+extern template class Layer<ConvTranspose2d>;
+extern template class Layer<ConvTranspose1d>;
+extern template class Layer<MaxPool2d>;
+extern template class Layer<AvgPool2d>;
+extern template class Layer<MaxPool1d>;
+extern template class Layer<AvgPool1d>;
+extern template class Layer<AdaptiveAvgPool2d>;
+extern template class Layer<AdaptiveMaxPool2d>;
+extern template class Layer<Upsample>;
+extern template class Layer<Embedding>;
+extern template class Layer<LayerNorm>;
+extern template class Layer<GroupNorm>;
+extern template class Layer<RmsNorm>;
+extern template class Layer<BatchNorm1d>;
+extern template class Layer<BatchNorm2d>;
+extern template class Layer<Dropout>;
+extern template class Layer<Sequential>;
+
 }  // namespace sherd::nn

@@ -117,4 +117,10 @@ Tensor Llama::forward(const Tensor& tokens, KeyValueCache& cache) const {
   return lm_head(model(tokens, &cache));
 }
 
+template class Layer<SwiGlu>;
+template class Layer<LlamaAttention>;
+template class Layer<LlamaBlock>;
+template class Layer<LlamaTrunk>;
+template class Layer<Llama>;
+
 }  // namespace sherd::nn

@@ -109,4 +109,11 @@ struct SHERD_API Llama final : Layer<Llama> {
   void check_tokens(const Tensor& tokens, std::int64_t before) const;
 };
 
+// Compiled once, in the library.
+extern template class Layer<SwiGlu>;
+extern template class Layer<LlamaAttention>;
+extern template class Layer<LlamaBlock>;
+extern template class Layer<LlamaTrunk>;
+extern template class Layer<Llama>;
+
 }  // namespace sherd::nn

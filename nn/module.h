@@ -303,7 +303,7 @@ struct MemberSorter {
 /// The base of a layer, with the layer itself as `D`, which has `forward` (any arguments, any result) and
 /// `visit`.
 template <class D>
-class Layer : public Module {
+class SHERD_API Layer : public Module {
  public:
   /// Runs `forward`, with observers called before and after it.
   template <class... A>
@@ -316,39 +316,19 @@ class Layer : public Module {
   }
 
   std::string_view type_name() const override { return detail::short_type_name<D>(); }
-  Tensor call(const Tensor& x) override {
-    if constexpr (requires(D& d) {
-                    { d.forward(x) } -> std::convertible_to<Tensor>;
-                  })
-      return (*this)(x);
-    else
-      fail<StateError>("{}: does not map one tensor to one tensor, so it cannot stand in a Sequential",
-                       type_name());
-  }
+  Tensor call(const Tensor& x) override;
   /// A copy with memory of its own: ties among its parameters are kept; observers, hooks and gradients are
   /// not copied. StateError for a parameter that was sharded with a module which is not cloned with it.
   D clone() const {
     const CloneScope scope;
     return D(static_cast<const D&>(*this));
   }
-  std::unique_ptr<Module> clone_module() const override {
-    if constexpr (std::is_copy_constructible_v<D>) {
-      const CloneScope scope;
-      return std::make_unique<D>(static_cast<const D&>(*this));
-    } else {
-      fail<StateError>(
-          "{}: has a member that cannot be copied (a unique_ptr), so it cannot be cloned; give it a copy "
-          "constructor that clones what the member points to",
-          type_name());
-    }
-  }
+  std::unique_ptr<Module> clone_module() const override;
   bool can_be_cloned() const override { return std::is_copy_constructible_v<D>; }
 
  protected:
   using Module::clone;
-  void each_member(MemberVisitor& visitor) override {
-    static_cast<D&>(*this).visit(detail::MemberSorter{visitor});
-  }
+  void each_member(MemberVisitor& visitor) override;
 
  private:
   /// While the module is observed, arguments that may hold tensors are copied, since observers may assign to
@@ -428,5 +408,36 @@ class Layer : public Module {
     }
   }
 };
+
+// Outside the class and not inline, so that a layer whose instance is declared `extern` is compiled once.
+
+template <class D>
+Tensor Layer<D>::call(const Tensor& x) {
+  if constexpr (requires(D& d) {
+                  { d.forward(x) } -> std::convertible_to<Tensor>;
+                })
+    return (*this)(x);
+  else
+    fail<StateError>("{}: does not map one tensor to one tensor, so it cannot stand in a Sequential",
+                     type_name());
+}
+
+template <class D>
+std::unique_ptr<Module> Layer<D>::clone_module() const {
+  if constexpr (std::is_copy_constructible_v<D>) {
+    const CloneScope scope;
+    return std::make_unique<D>(static_cast<const D&>(*this));
+  } else {
+    fail<StateError>(
+        "{}: has a member that cannot be copied (a unique_ptr), so it cannot be cloned; give it a copy "
+        "constructor that clones what the member points to",
+        type_name());
+  }
+}
+
+template <class D>
+void Layer<D>::each_member(MemberVisitor& visitor) {
+  static_cast<D&>(*this).visit(detail::MemberSorter{visitor});
+}
 
 }  // namespace sherd::nn

@@ -102,4 +102,6 @@ Tensor MultiheadAttention::forward(const Tensor& query, const Tensor& key, const
   return out_proj(reshape(permute(mixed, heads_last), query.shape()));
 }
 
+template class Layer<MultiheadAttention>;
+
 }  // namespace sherd::nn

@@ -71,4 +71,7 @@ struct SHERD_API MultiheadAttention final : Layer<MultiheadAttention> {
   AttentionOptions rule(const AttentionMasks& masks, const Shape& scores, DType dtype) const;
 };
 
+// Compiled once, in the library.
+extern template class Layer<MultiheadAttention>;
+
 }  // namespace sherd::nn

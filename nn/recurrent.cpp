@@ -105,3 +105,11 @@ RecurrentResult run_recurrent(std::string_view layer, std::span<const RecurrentW
 }
 
 }  // namespace sherd::nn::detail
+
+namespace sherd::nn {
+
+template class Layer<Rnn>;
+template class Layer<Lstm>;
+template class Layer<Gru>;
+
+}  // namespace sherd::nn

@@ -118,4 +118,9 @@ struct SHERD_API Gru final : Recurrent<Gru> {
   using Recurrent::Recurrent;
 };
 
+// Compiled once, in the library.
+extern template class Layer<Rnn>;
+extern template class Layer<Lstm>;
+extern template class Layer<Gru>;
+
 }  // namespace sherd::nn

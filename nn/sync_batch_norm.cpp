@@ -58,4 +58,6 @@ Tensor SyncBatchNorm::forward(const Tensor& x) const {
   return sherd::to(add(mul(centred, scale), of_channels(bias)), x.dtype());
 }
 
+template class Layer<SyncBatchNorm>;
+
 }  // namespace sherd::nn

@@ -21,4 +21,7 @@ struct SHERD_API SyncBatchNorm final : BatchNorm<SyncBatchNorm> {
   Tensor forward(const Tensor& x) const;
 };
 
+// Compiled once, in the library.
+extern template class Layer<SyncBatchNorm>;
+
 }  // namespace sherd::nn

@@ -82,4 +82,10 @@ Tensor Transformer::forward(const Tensor& src, const Tensor& tgt, Causal causal)
   return decoder(tgt, encoder(src), causal);
 }
 
+template class Layer<TransformerEncoderLayer>;
+template class Layer<TransformerDecoderLayer>;
+template class Layer<TransformerEncoder>;
+template class Layer<TransformerDecoder>;
+template class Layer<Transformer>;
+
 }  // namespace sherd::nn

@@ -107,4 +107,11 @@ struct SHERD_API Transformer final : Layer<Transformer> {
   }
 };
 
+// Compiled once, in the library.
+extern template class Layer<TransformerEncoderLayer>;
+extern template class Layer<TransformerDecoderLayer>;
+extern template class Layer<TransformerEncoder>;
+extern template class Layer<TransformerDecoder>;
+extern template class Layer<Transformer>;
+
 }  // namespace sherd::nn

@@ -314,3 +314,10 @@ void make_view(std::string_view op, const Tensor& base, Layout layout, Tensors& 
 
 }  // namespace detail
 }  // namespace sherd
+
+fmt::format_context::iterator fmt::formatter<sherd::Number>::format(sherd::Number n,
+                                                                    fmt::format_context& ctx) const {
+  if (n.is_floating()) return fmt::format_to(ctx.out(), "{}", n.as<double>());
+  if (n.kind() == sherd::Number::Kind::boolean) return fmt::format_to(ctx.out(), "{}", n.as<bool>());
+  return fmt::format_to(ctx.out(), "{}", n.as<std::int64_t>());
+}

@@ -356,10 +356,6 @@ class OpModel<O> final : public OpModelBase<O> {
 }  // namespace sherd
 
 template <>
-struct fmt::formatter<sherd::Number> : fmt::formatter<std::string_view> {
-  auto format(sherd::Number n, fmt::format_context& ctx) const {
-    if (n.is_floating()) return fmt::format_to(ctx.out(), "{}", n.as<double>());
-    if (n.kind() == sherd::Number::Kind::boolean) return fmt::format_to(ctx.out(), "{}", n.as<bool>());
-    return fmt::format_to(ctx.out(), "{}", n.as<std::int64_t>());
-  }
+struct SHERD_API fmt::formatter<sherd::Number> : fmt::formatter<std::string_view> {
+  fmt::format_context::iterator format(sherd::Number n, fmt::format_context& ctx) const;
 };
