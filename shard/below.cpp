@@ -43,8 +43,7 @@ void Below::look(nn::Module& root, Unit& unit) {
   Objects now;
   now.ids.reserve(ids_.size());
   root.visit_all_members(now);
-  const std::uint64_t& roots_changed = Engine::current().roots_changed();
-  if (looked_ && now.ids == ids_ && roots_changed_ == roots_changed) return;
+  if (looked_ && now.ids == ids_ && roots_changed_ == Engine::current().roots_changed()) return;
   looked_ = false;
   ignored_ = {};
   casts_buffers_ = false;
@@ -80,7 +79,7 @@ void Below::look(nn::Module& root, Unit& unit) {
   Objects objects;
   root.visit_all_members(objects);
   ids_ = std::move(objects.ids);
-  roots_changed_ = roots_changed;
+  roots_changed_ = Engine::current().roots_changed();  // by what joined here too
   looked_ = true;
 }
 

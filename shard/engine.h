@@ -81,7 +81,8 @@ class Engine {
   EarlySteps& early_steps() { return early_; }
   Outside& outside() { return outside_; }
   /// Changes whenever a unit becomes a part of another root.
-  std::uint64_t& roots_changed() { return roots_changed_; }
+  std::uint64_t roots_changed() const { return roots_changed_; }
+  void note_root_changed() { ++roots_changed_; }
 
  private:
   /// A backward under way.

@@ -300,7 +300,7 @@ void Unit::join(const Unit& outer, std::string_view name) {
     outer.root_->take_over(*root_);
     root_ = outer.root_;
     root_->add(shared_from_this());
-    ++Engine::current().roots_changed();
+    Engine::current().note_root_changed();
   }
   compute_in(root_->precision());
   for (const auto& group : groups_) {
@@ -314,7 +314,7 @@ void Unit::leave_root() {
   root_ = std::make_shared<Root>(policy_.schedule);
   root_->add(shared_from_this());
   Engine::current().add(root_);
-  ++Engine::current().roots_changed();
+  Engine::current().note_root_changed();
   label_.clear();
   below_.forget();
   compute_in(root_->precision());
