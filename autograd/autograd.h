@@ -32,6 +32,13 @@ struct BackwardOptions {
 SHERD_API void backward(std::span<const Tensor> outputs, std::span<const Tensor> upstream = {},
                         BackwardOptions options = {});
 
+/// Lets `tensor`, in all of its handles, show the memory of `data`, with its shape, strides and offset;
+/// values are written by `copy_`. Views of `tensor` keep the memory from before. Returns `tensor`. DTypeError
+/// and DeviceError unless they have one dtype and device; StateError where one of them requires grad or has a
+/// history, or an owner keeps its memory (a sharded parameter), and inside `capture` and `recompute`. In a
+/// compiled call (`compile`) an input that was given memory of the call's is given new memory by each.
+SHERD_API Tensor set_(const Tensor& tensor, const Tensor& data);
+
 /// The gradients of `outputs` with respect to `inputs`, which may be leaves or not, each in memory of its
 /// own. Computes only what lies between, frees that unless `retain_graph`, and leaves sinks and `.grad`
 /// alone. An input that the outputs do not depend on gets an empty handle. Errors as `backward`; StateError
@@ -48,10 +55,9 @@ inline std::vector<Tensor> grad(const Tensor& output, std::initializer_list<Tens
 }
 /// Of a range of what is a tensor, such as parameters.
 template <std::ranges::input_range R>
-requires(!std::convertible_to<R, std::span<const Tensor>> &&
-         TensorLike<std::ranges::range_value_t<R>>) std::vector<Tensor> grad(const Tensor& output, R&& inputs,
-                                                                             const Tensor& upstream = {},
-                                                                             BackwardOptions options = {}) {
+  requires(!std::convertible_to<R, std::span<const Tensor>> && TensorLike<std::ranges::range_value_t<R>>)
+std::vector<Tensor> grad(const Tensor& output, R&& inputs, const Tensor& upstream = {},
+                         BackwardOptions options = {}) {
   std::vector<Tensor> tensors;
   for (const auto& input : inputs) tensors.push_back(input);
   return grad(output, std::span<const Tensor>(tensors), upstream, options);

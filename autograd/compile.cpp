@@ -34,6 +34,7 @@ struct CompiledPrograms::Impl {
   CompileOptions options;
   std::list<std::shared_ptr<Frame>> frames{};  // the last used first
   CompileStats counts{};
+  std::vector<std::weak_ptr<Impl>> parts{};
 
   /// The frame for such a call, moved to the front; null where there is none.
   std::shared_ptr<Frame> find(const Words& key) {
@@ -46,6 +47,20 @@ struct CompiledPrograms::Impl {
   void reset() {
     frames.clear();
     counts = {};
+  }
+  /// The parts of `whole` and theirs, as far as they are there, each once, and itself last.
+  static std::vector<std::shared_ptr<Impl>> with_parts(std::shared_ptr<Impl> whole) {
+    std::vector<std::shared_ptr<Impl>> list, open{std::move(whole)};
+    while (!open.empty()) {
+      const std::shared_ptr<Impl> next = std::move(open.back());
+      open.pop_back();
+      if (std::ranges::find(list, next) != list.end()) continue;
+      list.push_back(next);
+      for (auto part = next->parts.rbegin(); part != next->parts.rend(); ++part)
+        if (std::shared_ptr<Impl> alive = part->lock()) open.push_back(std::move(alive));
+    }
+    std::ranges::rotate(list, list.begin() + 1);
+    return list;
   }
 };
 
@@ -74,29 +89,40 @@ CompiledPrograms::CompiledPrograms(CompileOptions options) : impl_(std::make_sha
 CompiledPrograms::~CompiledPrograms() = default;
 
 CompileStats CompiledPrograms::stats() const {
-  CompileStats stats = impl_->counts;
-  for (const std::shared_ptr<Frame>& frame : impl_->frames) {
-    const std::vector<std::size_t> ops = frame->ops();
-    if (!ops.empty()) ++stats.programs;
-    stats.graphs += ops.size();
-    stats.ops.insert(stats.ops.end(), ops.begin(), ops.end());
+  CompileStats stats;
+  for (const auto& programs : Impl::with_parts(impl_)) {
+    stats.frames += programs->counts.frames;
+    stats.hits += programs->counts.hits;
+    stats.misses += programs->counts.misses;
+    stats.eager += programs->counts.eager;
+    for (const std::shared_ptr<Frame>& frame : programs->frames) {
+      const std::vector<std::size_t> ops = frame->ops();
+      if (!ops.empty()) ++stats.programs;
+      stats.graphs += ops.size();
+      stats.ops.insert(stats.ops.end(), ops.begin(), ops.end());
+    }
   }
   return stats;
 }
 
 std::string CompiledPrograms::text() const {
   std::string text;
-  for (const std::shared_ptr<Frame>& frame : impl_->frames) text += frame->text();
+  for (const auto& programs : Impl::with_parts(impl_))
+    for (const std::shared_ptr<Frame>& frame : programs->frames) text += frame->text();
   return text;
 }
 
 std::vector<std::string> CompiledPrograms::drawings() const {
   std::vector<std::string> drawings;
-  for (const std::shared_ptr<Frame>& frame : impl_->frames) frame->draw(drawings);
+  for (const auto& programs : Impl::with_parts(impl_))
+    for (const std::shared_ptr<Frame>& frame : programs->frames) frame->draw(drawings);
   return drawings;
 }
 
-void CompiledPrograms::reset() { impl_->reset(); }
+void CompiledPrograms::reset() {
+  for (const auto& programs : Impl::with_parts(impl_)) programs->reset();
+}
+void CompiledPrograms::add_part(const CompiledPrograms& part) { impl_->parts.push_back(part.impl_); }
 
 CompiledPrograms::Result CompiledPrograms::call(
     std::span<const Tensor> inputs, std::vector<std::uint64_t> values,

@@ -24,10 +24,15 @@ enum class FullGraph : std::uint8_t { no, yes };
 /// and keeps values from the first use to the last: those too that a `recompute` in another was to let go of.
 enum class CommonSubexpressions : std::uint8_t { each, once };
 
+/// Whether a program of a module asks at each call if the parameters that an owner keeps (sharding) are the
+/// same tensors, or trusts that nobody put others in their place, and asks of their dtype alone.
+enum class ManagedParameters : std::uint8_t { guarded, trusted };
+
 struct CompileOptions {
   Executor executor = Executor::replay;
   FullGraph full_graph = FullGraph::no;
   CommonSubexpressions common_subexpressions = CommonSubexpressions::each;
+  ManagedParameters managed_parameters = ManagedParameters::guarded;
   std::size_t programs = 8;  ///< kept of one function; beyond, the one that was used longest ago goes
 };
 
@@ -59,6 +64,8 @@ class SHERD_API CompiledPrograms {
   std::vector<std::string> drawings() const;
   /// Forgets all programs and begins to count anew. Backwards of calls before it work on.
   void reset();
+  /// What these say, count and forget is said, counted and forgotten of `part` too, as long as that lives.
+  void add_part(const CompiledPrograms& part);
 
   /// What a call gave, and of which result (`keep_form`) where a program ran.
   struct Result {

@@ -19,6 +19,17 @@ void Tracer::check_inactive(std::string_view call) {
   for (Tracer* tracer : tracing()) tracer->unheard(call);
 }
 
+void Tracer::announce_set(const Tensor& tensor) {
+  for (Tracer* tracer : tracing()) tracer->before_set(tensor);
+}
+
+void Tracer::before_set(const Tensor& tensor) {
+  fail<StateError>(
+      "{}: set_ gives a tensor of shape {} other memory, which ops that run again would not; copy_ writes "
+      "values",
+      call_, tensor.shape());
+}
+
 void Tracer::unheard(std::string_view call) {
   fail<StateError>("{}: called inside a region or a capture, which cannot hear its ops; call it outside",
                    call);

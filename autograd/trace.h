@@ -61,6 +61,8 @@ class Tracer : public Listener {
   static void check_inactive(std::string_view call);
   /// Whether a tracer exists on this rank.
   static bool active();
+  /// `tensor` is about to show other memory (`set_`): the tracers of this rank may refuse.
+  static void announce_set(const Tensor& tensor);
   void before_write(const AnyOp& op, Inputs in) override;
   void after(const AnyOp& op, Inputs in, Outputs out) override;
 
@@ -77,6 +79,8 @@ class Tracer : public Listener {
   virtual void before_outside_write(const AnyOp& op, const Tensor& tensor);
   /// `call` is about to run ops that this tracer does not hear; may throw to refuse.
   virtual void unheard(std::string_view call);
+  /// `tensor` is about to show other memory, which running the ops again would not repeat: StateError.
+  virtual void before_set(const Tensor& tensor);
 
   std::string call_;
   Trace trace_;

@@ -15,7 +15,7 @@ const Module* sharded_below(Module& module) {
 /// What a module's program depends on beside its arguments.
 class Guards final : public MemberVisitor {
  public:
-  explicit Guards(std::vector<std::uint64_t>& words) : words_(words) {}
+  Guards(std::vector<std::uint64_t>& words, ManagedParameters managed) : words_(words), managed_(managed) {}
 
   void look(Module& root) {
     root.visit_all_members(*this);
@@ -30,7 +30,11 @@ class Guards final : public MemberVisitor {
   void param(std::string_view, Param& member) override {
     words_.push_back(member.defined() ? 1 : 0);
     if (!member.defined()) return;
-    add(member.object().tensor());
+    const Tensor& used = member.object().tensor();
+    if (managed_ == ManagedParameters::trusted && member.object().owner() != nullptr)
+      words_.push_back(static_cast<std::uint64_t>(used.dtype()));  // of two precisions
+    else
+      add(used);
   }
   void buffer(std::string_view, Buffer& member) override {
     words_.push_back(member.tensor().defined() ? 1 : 0);
@@ -51,17 +55,18 @@ class Guards final : public MemberVisitor {
     }
   }
   std::vector<std::uint64_t>& words_;
+  ManagedParameters managed_;
 };
 
-class CompiledModule final : public CompiledForward {
+class CompiledModule : public CompiledForward {
  public:
-  explicit CompiledModule(CompileOptions options) : programs(options) {}
+  explicit CompiledModule(CompileOptions options) : programs(options), managed_(options.managed_parameters) {}
   Result call(Module& module, const Arguments& arguments, const std::function<std::vector<Tensor>()>& forward,
               const std::function<std::shared_ptr<const void>()>& keep_form) override {
     std::vector<std::uint64_t> words{reinterpret_cast<std::uintptr_t>(arguments.signature)};
     words.push_back(arguments.values.size());
     words.insert(words.end(), arguments.values.begin(), arguments.values.end());
-    Guards guards(words);
+    Guards guards(words, managed_);
     guards.look(module);
     const std::string& unfit = guards.unfit.empty() ? arguments.unfit : guards.unfit;
     CompiledPrograms::Result made =
@@ -70,6 +75,30 @@ class CompiledModule final : public CompiledForward {
   }
 
   CompiledPrograms programs;
+
+ private:
+  ManagedParameters managed_;
+};
+
+/// A module whose forward runs eagerly, and what it calls by programs of their own.
+class SplitModule final : public CompiledModule {
+ public:
+  /// Compiles what has no sharded module below and is not compiled yet, nested ones too, of which the
+  /// outermost that is called counts.
+  SplitModule(Module& module, CompileOptions options) : CompiledModule(options) {
+    module.visit_all_modules([&](Module& m) {
+      if (&m == &module) return;
+      if (m.compiled() == nullptr && sharded_below(m) == nullptr)
+        m.set_compiled(std::make_shared<CompiledModule>(options));
+      if (const auto* part = dynamic_cast<CompiledModule*>(m.compiled().get()))
+        programs.add_part(part->programs);
+    });
+  }
+  Result call(Module&, const Arguments&, const std::function<std::vector<Tensor>()>& forward,
+              const std::function<std::shared_ptr<const void>()>&) override {
+    forward();
+    return {};
+  }
 };
 
 }  // namespace
@@ -77,12 +106,15 @@ class CompiledModule final : public CompiledForward {
 void compile(Module& module, CompileOptions options) {
   const Module* sharded = sharded_below(module);
   check<StateError>(
-      sharded == nullptr,
-      "compile: {} has a {} below that is sharded, whose gathers cannot be in a program yet; compile "
-      "the modules that have no sharded ones below",
+      sharded == nullptr || options.full_graph == FullGraph::no,
+      "compile: {} has a {} below that is sharded, whose gathers cannot be in a program yet, so it is no "
+      "full graph; without FullGraph::yes it is compiled in parts",
       module.type_name(), sharded != nullptr ? sharded->type_name() : "");
   check<StateError>(module.compiled() == nullptr, "compile: {} is compiled already", module.type_name());
-  module.set_compiled(std::make_shared<CompiledModule>(options));
+  if (sharded == nullptr)
+    module.set_compiled(std::make_shared<CompiledModule>(options));
+  else
+    module.set_compiled(std::make_shared<SplitModule>(module, options));
 }
 
 CompiledPrograms& compiled_programs(const Module& module) {

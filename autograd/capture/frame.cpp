@@ -83,8 +83,11 @@ std::unique_ptr<Program::Impl> Frame::program_of(Recorded recorded, Cut cut) con
 }
 
 bool Frame::holds() const {
-  return std::ranges::all_of(found_,
-                             [](const auto& found) { return wants_grad(found.first) == found.second; });
+  return std::ranges::all_of(found_, [](const Found& found) {
+    const Layout &now = found.tensor.layout(), &then = found.layout;
+    return wants_grad(found.tensor) == found.wanted && found.tensor.storage().id() == found.storage &&
+           now.offset == then.offset && now.shape == then.shape && now.strides == then.strides;
+  });
 }
 
 std::vector<Tensor> Frame::replay(const std::vector<Tensor>& inputs) {
@@ -107,6 +110,9 @@ std::vector<Tensor> Frame::replay(const std::vector<Tensor>& inputs) {
     t.impl()->alias = output.alias;
     t.impl()->view_version = t.storage().version();
   }
+  const std::size_t returned = outputs.size() - set_inputs_.size();
+  for (std::size_t k = 0; k < set_inputs_.size(); ++k) set_(inputs[set_inputs_[k]], outputs[returned + k]);
+  outputs.resize(returned);
   find_edges(*call, inputs);
   attach(call, outputs);
   return outputs;

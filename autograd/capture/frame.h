@@ -35,7 +35,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   /// for what cannot be captured; without it `unfit()` says it.
   std::vector<Tensor> trace(const std::vector<Tensor>& inputs,
                             const std::function<std::vector<Tensor>()>& body, bool strict);
-  /// Whether what the program found outside is trained as it was.
+  /// Whether what the program found outside is trained as it was, and lies where it lay.
   bool holds() const;
   /// Whether its writes are right now: what it writes is not what it reads as something else.
   bool can_write(const std::vector<Tensor>& inputs) const { return forward_->can_write(inputs); }
@@ -96,6 +96,13 @@ class Frame : public std::enable_shared_from_this<Frame> {
     Trace trace;                                                     // without what was outside
     std::vector<std::pair<std::uint32_t, std::uint32_t>> outside{};  // storage, number of what is kept
   };
+  /// A tensor from outside.
+  struct Found {
+    Tensor tensor;
+    bool wanted;  // its gradient
+    std::uint64_t storage;
+    Layout layout;
+  };
   struct Output {
     bool defined = false;
     std::optional<std::uint32_t> input{};     // it is that very tensor
@@ -146,8 +153,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<std::uint32_t> edges_;  // of the call's node: each one's target
   std::vector<KeptFrom> kept_;
   std::vector<Again> regions_;
-  std::vector<Output> outputs_;
-  std::vector<std::pair<Tensor, bool>> found_;  // outside, and whether they want gradients
+  std::vector<Output> outputs_;            // of the call, then what inputs were set to
+  std::vector<std::uint32_t> set_inputs_;  // that show other memory after the call
+  std::vector<Found> found_;
   RandomKey begin_{}, end_{};
   std::list<Backward> backwards_;  // the last used first
 };

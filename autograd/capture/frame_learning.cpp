@@ -225,6 +225,8 @@ std::vector<Tensor> Frame::learn_outputs(Tracer& tracer, const Graph& graph,
       check<StateError>(!tracer.is_of_host(t.storage()) && (!wanted || record_of(t)->edge.leaf),
                         "compile: output {} is made of the host's values, or has a history from elsewhere",
                         outputs_.size() - 1);
+      check<StateError>(!tracer.is_blank(t.storage()),
+                        "compile: output {} is memory that nothing was written to", outputs_.size() - 1);
       output.outside = t;
       continue;
     }
@@ -283,12 +285,24 @@ std::vector<Tensor> Frame::trace(const std::vector<Tensor>& inputs,
   const auto call = std::make_shared<FrameCall>(FrameCall{shared_from_this(), {}});
   call->start = Context::current().generator().state();
   std::vector<Tensor> outputs;
+  std::vector<bool> wanted;
+  for (const Tensor& t : inputs) wanted.push_back(wants_grad(t));
   Tracer tracer(inputs, strict);
   {
     const Listening listening(tracer);
     outputs = body();
   }
-  tracer.attempt([&] { learn(tracer, inputs, outputs, since, *call); });
+  tracer.attempt([&] {
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      check<StateError>(wants_grad(inputs[i]) == wanted[i],
+                        "compile: whether an input of shape {} wants gradients changes inside",
+                        inputs[i].shape());
+    for (const Tracer::Set& set : tracer.set) set_inputs_.push_back(set.input);
+    const Tracer::AsGiven given(tracer.set);
+    std::vector<Tensor> all = outputs;
+    for (const Tensor& t : given.shown) all.push_back(t);
+    learn(tracer, inputs, all, since, *call);
+  });
   unfit_ = tracer.reason;
   if (unfit_.empty()) {
     find_edges(*call, inputs);

@@ -16,7 +16,7 @@ namespace sherd {
 class Frame::Tracer final : public CaptureTracer {
  public:
   Tracer(const std::vector<Tensor>& inputs, bool strict)
-      : CaptureTracer(inputs, Sharing::allowed), strict_(strict) {
+      : CaptureTracer(inputs, Sharing::allowed), given_(inputs), strict_(strict) {
     for (const Tensor& t : inputs) known_.insert(t.impl());
   }
 
@@ -36,6 +36,19 @@ class Frame::Tracer final : public CaptureTracer {
   void host_read(const Tensor& tensor) override {
     attempt([&] { CaptureTracer::host_read(tensor); });
   }
+  /// What an input shows in the end, a replay gives it too; what the step made is its own.
+  void before_set(const Tensor& tensor) override {
+    attempt([&] {
+      check<StateError>(
+          known_.contains(tensor.impl()) && !is_outside(tensor),
+          "compile: set_ gives a tensor of shape {} from outside other memory; pass it as an input",
+          tensor.shape());
+      const auto at = std::ranges::find_if(given_, [&](const Tensor& t) { return t.is(tensor); });
+      if (at == given_.end() || std::ranges::any_of(set, [&](const Set& s) { return s.tensor.is(tensor); }))
+        return;
+      set.push_back({tensor, static_cast<std::uint32_t>(at - given_.begin()), Shown(*tensor.impl())});
+    });
+  }
   void unheard(std::string_view call) override {
     attempt([&] { CaptureTracer::unheard(call); });
   }
@@ -51,10 +64,64 @@ class Frame::Tracer final : public CaptureTracer {
     }
   }
 
-  std::string reason;                          ///< why this cannot be captured
-  std::vector<std::pair<Tensor, bool>> found;  ///< outside, and whether they want gradients
+  /// What a tensor shows.
+  struct Shown {
+    Ref<Storage> storage;
+    Layout layout;
+    bool view, alias;
+    std::uint32_t view_version;
+
+    explicit Shown(const TensorImpl& t)
+        : storage(t.storage), layout(t.layout), view(t.view), alias(t.alias), view_version(t.view_version) {}
+    void exchange(TensorImpl& t) noexcept {
+      std::swap(storage, t.storage);
+      std::swap(layout, t.layout);
+      std::swap(view, t.view);
+      std::swap(alias, t.alias);
+      std::swap(view_version, t.view_version);
+    }
+  };
+  struct Set {
+    Tensor tensor;
+    std::uint32_t input;
+    Shown before;
+  };
+  /// While it lives, inputs that were set show what they were given, of which the program is; what they
+  /// showed is held once, as the values of a program are.
+  class AsGiven {
+   public:
+    explicit AsGiven(std::vector<Set>& set) : set_(set) {
+      for (Set& s : set_) {
+        TensorImpl& impl = *s.tensor.impl();
+        shown.emplace_back(make_ref<TensorImpl>(impl.storage, impl.layout, impl.dtype)).impl()->alias = true;
+      }
+      for (Set& s : set_) {
+        s.before.exchange(*s.tensor.impl());
+        s.before.storage = {};
+      }
+    }
+    ~AsGiven() {
+      for (std::size_t k = 0; k < shown.size(); ++k) {
+        set_[k].before.storage = shown[k].storage_ref();
+        set_[k].before.exchange(*set_[k].tensor.impl());
+      }
+    }
+    AsGiven(const AsGiven&) = delete;
+    AsGiven& operator=(const AsGiven&) = delete;
+    std::vector<Tensor> shown;
+
+   private:
+    std::vector<Set>& set_;
+  };
+
+  std::string reason;        ///< why this cannot be captured
+  std::vector<Found> found;  ///< outside
+  std::vector<Set> set;      ///< inputs that show other memory, and what they showed
 
  private:
+  bool is_outside(const Tensor& t) const {
+    return std::ranges::any_of(found, [&](const Found& of) { return of.tensor.is(t); });
+  }
   /// Notes tensors from outside. One that shares an input's memory without coming from it would be taken for
   /// that input.
   void look(Inputs in) {
@@ -69,10 +136,11 @@ class Frame::Tracer final : public CaptureTracer {
           "compile: a tensor of shape {} from outside shares memory with an input; pass a clone", t.shape());
       if (storage != TracedTensor::none && !trace().storages[storage].outside) continue;
       known_.insert(t.impl());
-      found.emplace_back(t, wants_grad(t));
+      found.push_back({t, wants_grad(t), t.storage().id(), t.layout()});
     }
   }
 
+  const std::vector<Tensor>& given_;
   bool strict_;
   std::unordered_set<const TensorImpl*> known_;
 };

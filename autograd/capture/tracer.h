@@ -46,6 +46,8 @@ class CaptureTracer : public Tracer {
     return alive_.contains(id) && !provided_.contains(id);
   }
   bool is_of_host(const Storage& storage) const { return born_.contains(storage.id()); }
+  /// Made by the step, and never written.
+  bool is_blank(const Storage& storage) const { return blank_.contains(storage.id()); }
   /// Random numbers that no op drew.
   void check_drawn();
 

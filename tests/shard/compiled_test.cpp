@@ -49,6 +49,7 @@ struct Way {
   const char* name;
   shard::Options options{};
   bool recomputes = false, steps_within = false, inner_part = false;
+  std::optional<ManagedParameters> in_parts{};  ///< the whole model, split at its sharded modules
 };
 std::vector<Way> ways() {
   std::vector<Way> all{{"plain", {}},
@@ -56,7 +57,14 @@ std::vector<Way> ways() {
                        {"bf16", {.mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32}}},
                        {"recompute", {}, true},
                        {"steps within", {}, false, true},
-                       {"a part of a block", {}, false, false, true}};
+                       {"a part of a block", {}, false, false, true},
+                       {"in parts", {}, false, false, false, ManagedParameters::guarded},
+                       {"in parts, trusted", {}, false, false, false, ManagedParameters::trusted}};
+  Way other = all.back();
+  other.name = "in parts, trusted, evaluated in full";
+  other.options = all[2].options;
+  other.options.mixed_precision.evaluation = shard::Precision::full;
+  all.push_back(other);
   return all;
 }
 
@@ -67,16 +75,18 @@ std::vector<std::vector<double>> train(World& world, shard::GroupLayout layout, 
   net.recomputes = way.recomputes;
   shard::Options options = way.options;
   options.layout = layout;
+  const bool here = compiles == Compiles::everybody || (compiles == Compiles::rank_0 && world.rank() == 0);
   for (Block& block : net.blocks) {
     shard::fully_shard(block, options);
-    const bool here = compiles == Compiles::everybody || (compiles == Compiles::rank_0 && world.rank() == 0);
-    if (!here) continue;
+    if (!here || way.in_parts) continue;
     if (way.inner_part)
       nn::compile(block.in);
     else
       nn::compile(block);
   }
   shard::fully_shard(net, options);
+  net.head.eval();  // whose call is the same in both modes of the model
+  if (here && way.in_parts) nn::compile(net, {.managed_parameters = *way.in_parts});
   nn::Adam optimizer(net.parameters(), {.lr = 0.02});
   std::optional<shard::StepInBackward> within;
   if (way.steps_within) within.emplace(optimizer);
@@ -104,13 +114,20 @@ std::vector<std::vector<double>> train(World& world, shard::GroupLayout layout, 
       optimizer.zero_grad();
     }
   }
-  if (compiles == Compiles::everybody)
+  if (compiles == Compiles::everybody && way.in_parts) {
+    const CompileStats stats = nn::compiled_programs(net).stats();
+    // The three blocks and the head, the blocks in training and in evaluation, for two sizes of batch.
+    expect(stats.hits > 15 && stats.eager == 0 && stats.graphs >= 12, "{}: {} hits, {} eager, {} graphs\n{}",
+           way.name, stats.hits, stats.eager, stats.graphs, nn::compiled_programs(net).text());
+    expect(nn::compiled_programs(net).drawings().size() == stats.graphs, "{}: a drawing a graph", way.name);
+  } else if (compiles == Compiles::everybody) {
     for (Block& block : net.blocks) {
       const nn::Module& compiled = way.inner_part ? static_cast<const nn::Module&>(block.in) : block;
       const CompileStats stats = nn::compiled_programs(compiled).stats();
       expect(way.recomputes || (stats.hits > 0 && stats.eager == 0), "{}: {} hits, {} eager\n{}", way.name,
              stats.hits, stats.eager, nn::compiled_programs(compiled).text());
     }
+  }
   within.reset();
   for (const auto& [name, tensor] : shard::full_state_dict(net))
     losses.push_back(to(tensor, f64).to_vector<double>());
@@ -130,14 +147,19 @@ TEST_CASE("blocks that are sharded and compiled train with eager's bits, on the 
   });
 }
 
-TEST_CASE("a compiled module is sharded later, and a model with sharded modules below is not compiled") {
+TEST_CASE("a compiled module is sharded later, and a model with sharded modules below is no full graph") {
   on_ranks([](World& world, shard::GroupLayout layout) {
     manual_seed(1);
     nn::Linear layer(4, 4), by_hand(4, 4);
     shard::fully_shard(layer, {.layout = layout});
     Stack net;
     shard::fully_shard(net.blocks[0], {.layout = layout});
-    expect_refused<StateError>([&] { nn::compile(net); }, "has a Block below that is sharded");
+    expect_refused<StateError>([&] { nn::compile(net, {.full_graph = FullGraph::yes}); },
+                               "has a Block below that is sharded");
+    nn::compile(net.head);
+    nn::compile(net);
+    expect_refused<StateError>([&] { nn::compile(net); }, "is compiled already");
+    nn::compiled_programs(net).reset();
     manual_seed(1);
     nn::Linear later(4, 4);
     nn::compile(later);
