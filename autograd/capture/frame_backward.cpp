@@ -167,6 +167,7 @@ void Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std::vec
   }
   Recorded recorded = tracer.take(given, results);
   check<StateError>(recorded.random_begin == recorded.random_end, "compile: a backward draws random numbers");
+  check<StateError>(tracer.set.empty(), "compile: a gradient lets what it is given show other memory");
   recorded.random_begin = call.start;
   recorded.random_end = {call.start.seed, call.start.offset + (end_.offset - begin_.offset)};
   made.program = program_of(std::move(recorded), std::move(cut));
