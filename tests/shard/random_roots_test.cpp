@@ -645,6 +645,10 @@ void play(World& world, std::uint64_t seed, Compiles compiles) {
 
 namespace {
 
+/// How many of `all` the build at hand plays.
+std::uint64_t seeds(std::uint64_t all) {
+  return test::thread_sanitizer ? 2 : test::address_sanitizer ? all / 5 : all;
+}
 void play_seeds(std::uint64_t first, std::uint64_t last, Compiles compiles = Compiles::nothing) {
   for (std::uint64_t seed = first; seed <= last; ++seed)
     for (const int ranks : {1, 2, 3, 4}) {
@@ -656,7 +660,7 @@ void play_seeds(std::uint64_t first, std::uint64_t last, Compiles compiles = Com
 }  // namespace
 
 TEST_CASE("random programs of two models, in which ranks differ, train like models by hand") {
-  play_seeds(1, test::thread_sanitizer ? 2 : 60);
+  play_seeds(1, seeds(60));
 }
 TEST_CASE("programs whose forwards begin with what others keep, or are frozen, train like models by hand") {
   for (const std::uint64_t seed : {489, 613, 20168, 20644, 20936, 21024, 21286, 21478, 21702, 22004, 1000560,
@@ -664,7 +668,7 @@ TEST_CASE("programs whose forwards begin with what others keep, or are frozen, t
     play_seeds(seed, seed);
 }
 TEST_CASE("random programs of two models, of which ranks compile some layers, train like models by hand") {
-  play_seeds(1, test::thread_sanitizer ? 2 : 40, Compiles::some);
+  play_seeds(1, seeds(40), Compiles::some);
 }
 TEST_CASE("many random programs of two models, in which ranks differ, train like models by hand", "[.soak]") {
   play_seeds(61, 20000);

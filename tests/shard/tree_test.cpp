@@ -509,7 +509,7 @@ void play_seeds(std::uint64_t first, std::uint64_t last) {
 }  // namespace
 
 // The thread sanitizer takes thirty times as long, and asks only how threads meet.
-constexpr std::uint64_t last_seed = test::thread_sanitizer ? 12 : 40;
+constexpr std::uint64_t last_seed = test::sanitized ? 12 : 40;
 TEST_CASE("random trees, grouped and used at random, train like one model by hand", "[threads meet]") {
   play_seeds(1, last_seed);
 }
