@@ -18,6 +18,7 @@
 #include "tests/message_of.h"
 #include "tests/ranks.h"
 #include "tests/sanitizer.h"
+#include "tests/seeds.h"
 #include "tests/shard/random.h"
 #include "tests/temp_directory.h"
 
@@ -436,7 +437,8 @@ TEST_CASE("faults at random places of training loops leave no silent difference"
 }
 
 TEST_CASE("many faults at random places of training loops leave no silent difference", "[.soak]") {
-  const Tally tally = play_seeds(401, 100000);
+  const auto [first, last] = test::soak_seeds({401, 100000});
+  const Tally tally = play_seeds(first, last);
   WARN(tally.same << " ended as without a fault, " << tally.told << " too after ranks were told, "
                   << tally.gave_up << " gave up");
 }

@@ -13,6 +13,7 @@
 #include "tests/catch.h"
 #include "tests/ranks.h"
 #include "tests/sanitizer.h"
+#include "tests/seeds.h"
 #include "tests/shard/averaging.h"
 #include "tests/shard/random.h"
 
@@ -671,6 +672,11 @@ TEST_CASE("random programs of two models, of which ranks compile some layers, tr
   play_seeds(1, seeds(40), Compiles::some);
 }
 TEST_CASE("many random programs of two models, in which ranks differ, train like models by hand", "[.soak]") {
-  play_seeds(61, 20000);
-  play_seeds(41, 20000, Compiles::some);
+  const auto [first, last] = test::soak_seeds({61, 20000});
+  play_seeds(first, last);
+}
+TEST_CASE("many random programs of two models, of which ranks compile some layers, train like models by hand",
+          "[.soak]") {
+  const auto [first, last] = test::soak_seeds({41, 20000});
+  play_seeds(first, last, Compiles::some);
 }

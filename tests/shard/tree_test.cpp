@@ -12,6 +12,7 @@
 #include "tests/catch.h"
 #include "tests/ranks.h"
 #include "tests/sanitizer.h"
+#include "tests/seeds.h"
 #include "tests/shard/averaging.h"
 #include "tests/shard/random_tree.h"
 
@@ -514,5 +515,6 @@ TEST_CASE("random trees, grouped and used at random, train like one model by han
   play_seeds(1, last_seed);
 }
 TEST_CASE("many random trees, grouped and used at random, train like one model by hand", "[.soak]") {
-  play_seeds(41, 5000);
+  const auto [first, last] = test::soak_seeds({41, 5000});
+  play_seeds(first, last);
 }
