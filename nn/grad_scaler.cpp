@@ -159,7 +159,7 @@ void GradScaler::forget_faulty_round() {
 /// After a fault, before gradients are divided.
 void GradScaler::agree(Optimizer& optimizer) {
   const std::uint64_t now = renewals();
-  if (renewals_ == now || capturing()) return;
+  if (renewals_ == now || capturing_calls()) return;
   const Standing mine{static_cast<double>(*updates_), scale_.item(), tracker_.item(), 0};
   Standing first = mine;
   for (const Group& group : sharers_of(optimizer)) first = foremost_of(group, first);

@@ -340,7 +340,7 @@ class GradientBuckets final : public GradSink,
 
   /// Before the first average after a fault.
   void check_ranks() override {
-    if (capturing()) {  // the first replay after one
+    if (capturing_calls()) {  // the first replay after one
       repeat_in_replays([self = weak_from_this()] {
         if (const auto buckets = self.lock()) buckets->check_ranks();
       });

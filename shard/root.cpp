@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "autograd/autograd.h"
-#include "autograd/capture/capture.h"
+#include "autograd/capture/effects.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "shard/agree.h"
@@ -163,7 +163,7 @@ void Root::find_kept(Engine& engine, std::span<const std::shared_ptr<Gathered>> 
 /// What is kept goes on all ranks if any one of them wrote its part since: also what a forward that begins
 /// reads outside its module. One call for all that the same ranks share.
 void Root::drop_stale(std::vector<std::shared_ptr<Gathered>> kept) const {
-  if (capturing()) {  // a program begins with nothing kept, whatever its replays find
+  if (capturing_calls()) {  // a program begins with nothing kept, whatever its replays find
     for (const auto& gathered : kept)
       for (const Lease owner : {Lease::forward, Lease::policy}) gathered->end(owner);
     return;

@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 
-#include "autograd/capture/capture.h"
 #include "autograd/capture/effects.h"
 #include "autograd/node.h"
 #include "collectives/observe.h"
@@ -303,7 +302,7 @@ std::deque<Compared> compared(std::string_view model, const Units& units) {
 
 /// Calls are the engine's own: nothing of a backward is due before them.
 void check_units(std::string_view model, const Units& units, bool backward) {
-  if (capturing()) {  // the first replay after a renewal compares
+  if (capturing_calls()) {  // the first replay after a renewal compares
     repeat_in_replays([model = std::string(model),
                        weak = std::vector<std::weak_ptr<Unit>>(units.begin(), units.end()),
                        backward] { check_units(model, alive<Unit>(weak), backward); });
@@ -334,24 +333,24 @@ std::string_view model_of(const Units& units) {
 
 void check_steps(StepCheck& of_root, nn::Module& root) {
   const std::uint64_t now = Renewals::current().last();
-  if (of_root.steps == now && !capturing()) return;
+  if (of_root.steps == now && !capturing_calls()) return;
   check_units(root.type_name(), units_in(root), false);
-  if (!capturing()) of_root.steps = now;  // else replays compare, and nobody has yet
+  if (!capturing_calls()) of_root.steps = now;  // else replays compare, and nobody has yet
 }
 
 void check_backward(const Units& units) {
-  if (Renewals::current().last() == 0 && !capturing()) return;
+  if (Renewals::current().last() == 0 && !capturing_calls()) return;
   check_units(model_of(units), units, true);
 }
 
 void check_steps(const ParameterGroup& group) {
-  if (group.step_check.steps == Renewals::current().last() || capturing()) return;
+  if (group.step_check.steps == Renewals::current().last() || capturing_calls()) return;
   const Units units = group.root()->units();
   check_units(model_of(units), units, false);
 }
 
 void check_steps(nn::Module& module) {
-  if (Renewals::current().last() == 0 || capturing()) return;
+  if (Renewals::current().last() == 0 || capturing_calls()) return;
   check_units(module.type_name(), units_in(module), false);
   std::vector<Replicated*> replicated;
   for (const nn::NamedParameter& p : module.named_parameters()) {
@@ -362,7 +361,7 @@ void check_steps(nn::Module& module) {
 }
 
 void check_steps(std::span<const nn::Parameter> parameters) {
-  if (Renewals::current().last() == 0 || capturing()) return;
+  if (Renewals::current().last() == 0 || capturing_calls()) return;
   Units units;
   for (const nn::Parameter& p : parameters)
     if (Unit* unit = unit_of(p);

@@ -16,4 +16,8 @@ void repeat_in_replays(const std::function<void()>& again);
 /// runs it again too, and need not keep what it gives until then.
 void tell_captures(const AnyOp& op, Inputs in, Outputs out);
 
+/// Whether this rank captures a step whose program repeats its calls among ranks: not a frame of `compile`,
+/// whose program has none, so that what comes to it makes the calls of an eager rank.
+bool capturing_calls();
+
 }  // namespace sherd

@@ -49,6 +49,7 @@ class Frame::Tracer final : public CaptureTracer {
       set.push_back({tensor, static_cast<std::uint32_t>(at - given_.begin()), Shown(*tensor.impl())});
     });
   }
+  bool keeps_calls() const override { return false; }
   void unheard(std::string_view call) override {
     attempt([&] { CaptureTracer::unheard(call); });
   }

@@ -520,12 +520,12 @@ std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
 
 std::vector<Tensor> Program::Impl::run_half(const std::vector<Tensor>& given, std::vector<Handed>& kept,
                                             RandomKey start) {
+  const Resident resident(brought);  // in the mode of the call: owners ask whether a backward is to come
   const NoGrad no_grad;
   random.start = start;
   const ReplayingRandom drawing(random);
   const Float32MatmulPrecisionScope restored(float32_matmul_precision());
   precision_ = &detail::float32_matmul_precision_here();
-  const Resident resident(brought);
   const Bound bound(*this);
   bind_all(given);
   for (const auto& [storage, number] : cut->kept) bind(storage, kept[number].memory, kept[number].shift);

@@ -20,6 +20,8 @@ std::vector<CaptureTracer*>& captures() { return Context::current().slot<Capture
 
 bool capturing() { return !captures().empty(); }
 
+bool capturing_calls() { return std::ranges::any_of(captures(), &CaptureTracer::keeps_calls); }
+
 void repeat_in_replays(const std::function<void()>& again) {
   for (CaptureTracer* tracer : captures()) tracer->repeat(again);
 }

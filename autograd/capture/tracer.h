@@ -25,6 +25,8 @@ class CaptureTracer : public Tracer {
   void host_read(const Tensor& tensor) override;
   void storage_gone(std::uint64_t id) noexcept override;
 
+  /// Whether the program repeats calls among ranks.
+  virtual bool keeps_calls() const { return true; }
   /// A program repeats it before the next op (`repeat_in_replays`).
   void repeat(const std::function<void()>& again) { effects_.push_back({trace_.ops.size(), again}); }
   /// Peers no longer use what the step's calls took, so it is free where the step let go of it.

@@ -195,7 +195,7 @@ bool Process::settled(std::uint32_t run) {
   if (!orphans_.empty()) return false;
   if (std::ranges::any_of(lines_, [](const auto& entry) { return entry.second->owes(); })) return false;
   if (!std::ranges::all_of(retired_, [](Retired& r) { return !r.given.oldest(); })) return false;
-  return std::ranges::all_of(lent_->sending, [&](const Sending& s) { return deaf(s.to, run); });
+  return std::ranges::all_of(lent_->sending, [&](const auto& entry) { return deaf(entry.first, run); });
 }
 
 void Process::announce(Notice notice) {
@@ -475,14 +475,19 @@ void Process::send(int to, Frame frame) {
   const Failure failed = wire_->send(to, frame, ticket);
   if (!failed.empty()) return fail(header.line, header.sequence, header.signature, to, failed);
   ++peer(to).sent;
-  lent_->sending.push_back({ticket, to, std::move(frame)});
+  lent_->sending[to].push_back({ticket, std::move(frame)});
   reap();
 }
 
 /// Takes back frames that have been sent.
 void Process::reap() {
-  for (; !lent_->sending.empty(); lent_->sending.pop_front()) {
-    Sending& oldest = lent_->sending.front();
+  for (auto& [to, frames] : lent_->sending) reap(to, frames);
+  std::erase_if(lent_->sending, [](const auto& entry) { return entry.second.empty(); });
+}
+
+void Process::reap(int to, std::deque<Sending>& frames) {
+  for (; !frames.empty(); frames.pop_front()) {
+    Sending& oldest = frames.front();
     bool over = false;
     const Failure failed = wire_->test(oldest.ticket, over);
     if (failed.empty() && !over) return;
@@ -491,7 +496,7 @@ void Process::reap() {
       continue;
     }
     const Header& header = oldest.frame.header();
-    fail(header.line, header.sequence, header.signature, oldest.to, failed);
+    fail(header.line, header.sequence, header.signature, to, failed);
     lent_->lost_frames.push_back(std::move(oldest.frame));
   }
 }

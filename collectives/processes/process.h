@@ -62,14 +62,13 @@ struct Abandoned {
 /// A frame on its way.
 struct Sending {
   Wire::Ticket ticket;
-  int to;
   Frame frame;
 };
 
 /// All memory that the wire may read or write though no line owns it. It goes back when what uses it is over.
 /// After a failed test nobody knows whether that will ever be, so `lost` stays as long as the process.
 struct Lent {
-  std::deque<Sending> sending;
+  std::map<int, std::deque<Sending>> sending;  ///< by process: what one never takes holds up no other's
   std::vector<Abandoned> abandoned;
   std::vector<Ref<Storage>> lost;
   std::vector<Frame> lost_frames;
@@ -194,6 +193,7 @@ class Process : public std::enable_shared_from_this<Process> {
   bool receive();
   void deliver(Frame frame);
   void reap();
+  void reap(int to, std::deque<Sending>& frames);
   void look_at_abandoned();
   void withdraw(Abandoned& left);
   bool over(std::vector<Wire::Ticket>& tickets, Abandoned& left);

@@ -671,6 +671,10 @@ TEST_CASE("programs whose forwards begin with what others keep, or are frozen, t
 TEST_CASE("random programs of two models, of which ranks compile some layers, train like models by hand") {
   play_seeds(1, seeds(40), Compiles::some);
 }
+TEST_CASE("compiled layers read, and ask after a renewal, as eager ones do on other ranks") {
+  for (const std::uint64_t seed : {952, 1904, 3267, 5136, 6075, 16000794, 17000130})
+    play_seeds(seed, seed, Compiles::some);
+}
 TEST_CASE("many random programs of two models, in which ranks differ, train like models by hand", "[.soak]") {
   const auto [first, last] = test::soak_seeds({61, 20000});
   play_seeds(first, last);
