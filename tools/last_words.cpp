@@ -18,10 +18,9 @@ namespace sherd::tools {
 namespace {
 
 /// None where the launcher's variables are what the words are about.
-std::optional<int> launched_rank() {
+std::optional<Launch> launched() {
   try {
-    const auto launch = read_launch([](const char* name) { return std::getenv(name); });
-    return launch && launch->size > 1 ? std::optional(launch->rank) : std::nullopt;
+    return read_launch([](const char* name) { return std::getenv(name); });
   } catch (const Error&) {
     return {};
   }
@@ -42,17 +41,17 @@ std::string identity_of_stderr() {
 }
 
 bool leave_to_launcher(const LastWords& words) {
-  const std::optional<int> rank = launched_rank();
+  const std::optional<Launch> launch = launched();
   const char* errors = std::getenv(launch_errors_variable);
   LaunchReport report{.kind = LaunchReport::Kind::last_words, .value = words.own ? 1 : 0};
-  report.rank = rank.value_or(0);
-  return rank && tell_launcher(std::getenv(launch_socket_variable), report, words.text) &&
+  if (launch) report.rank = launch->rank;
+  return launch && tell_launcher(std::getenv(launch_socket_variable), report, words.text) &&
          errors != nullptr && errors == identity_of_stderr();
 }
 
 std::string own_line(const LastWords& words) {
-  const std::optional<int> rank = words.own ? launched_rank() : std::nullopt;
-  return rank ? fmt::format("rank {}: {}", *rank, words.text) : words.text;
+  const std::optional<Launch> launch = words.own ? launched() : std::nullopt;
+  return launch && launch->size > 1 ? fmt::format("rank {}: {}", launch->rank, words.text) : words.text;
 }
 
 }  // namespace sherd::tools

@@ -143,6 +143,7 @@ void keep_to_this_machine(const Folders& folders) {
   const auto given = [](const char* variable) { return std::getenv(variable) != nullptr; };
   if (!given("OMPI_MCA_orte_local_tmpdir_base") && !given("OMPI_MCA_orte_remote_tmpdir_base"))
     set("OMPI_MCA_orte_tmpdir_base", folders.files.path());
+  set("OMPI_MCA_opal_stacktrace_output", "none");  // of a rank that crashes: how it ended is said in one line
 }
 
 /// The first paragraph of what OpenMPI said, in one line.
@@ -485,7 +486,8 @@ class Supervisor {
         tell(cannot_start(options_.command[0], rank.unstartable));
       else if (asked_ == 0 && !rank.spoke)
         tell(number_of(rank),
-             how_it_ended(*rank.status) + " before all ranks had met, so the others are ended too");
+             how_it_ended(*rank.status) +
+                 (ranks_.size() > 1 ? " before all ranks had met, so the others are ended too" : ""));
       if (first_failure_ == 0) first_failure_ = 1;
       return end_job();
     }

@@ -99,17 +99,18 @@ TEST_CASE("a rank that ends before all have met ends the job at once, in one lin
                         {"kill -SEGV $$", "ended by signal 11 (Segmentation fault)", 139},
                         {"exec ./nothing 2>/dev/null", "ended with status 127", 127}};
   const Place place;
-  for (const int ranks : {2, 4})
+  for (const int ranks : {1, 2, 4})
     for (const int culprit : {0, ranks - 1})
       for (const Deed& deed : deeds) {
+        if (ranks == 1 && deed.status == 1) continue;  // the job's good end
         Command command(place.folder(), launch(ranks, train_with(culprit, deed.script)));
         const pid_t launcher = command.process();
         CHECK(command.wait() == deed.status);
         check_ended_in_time(place.folder());
         INFO(ranks << " ranks, " << deed.script << "\n" << command.out() << command.err());
-        CHECK(command.err() == fmt::format("sherd launch: rank {} {} before all ranks had met, so the others "
-                                           "are ended too\n",
-                                           culprit, deed.words));
+        CHECK(command.err() ==
+              fmt::format("sherd launch: rank {} {}{}\n", culprit, deed.words,
+                          ranks > 1 ? " before all ranks had met, so the others are ended too" : ""));
         place.check_clean(launcher);
       }
 }
@@ -339,6 +340,30 @@ TEST_CASE("whichever process of a job is killed, the others end and nothing is l
       fs::create_directory(place.folder() / "tmp");
       fs::remove_all(place.folder() / "run");
     }
+}
+
+TEST_CASE("a fault of a rank is one line, of one among several or of one alone") {
+  const Place place;
+  {
+    INFO("a crash within OpenMPI");
+    Command command(place.folder(), launch(2, with({built::program}, endless)));
+    const pid_t launcher = command.process();
+    REQUIRE(command.prints("step 1/"));
+    const std::vector<pid_t> all = family_of(launcher, processes_of(2));
+    REQUIRE(all.size() >= processes_of(2));
+    ::kill(all[5], SIGSEGV);
+    CHECK(command.wait() == 139);
+    CHECK(command.err().ends_with(" ended by signal 11 (Segmentation fault)\n"));
+    CHECK(std::ranges::count(command.err(), '\n') == 1);
+  }
+  for (const int ranks : {1, 2}) {
+    INFO(ranks << " ranks that are asked for the impossible");
+    Command command(place.folder(),
+                    launch(ranks, {built::program, "train", "--data", "text", "--steps", "0"}));
+    CHECK(command.wait() == 1);
+    CHECK(command.err().starts_with("sherd: --steps 0: takes values from 1 to "));
+    CHECK(std::ranges::count(command.err(), '\n') == 1);
+  }
 }
 
 TEST_CASE("a launcher without streams of its own starts its ranks") {
