@@ -123,6 +123,7 @@ TEST_CASE("survivors of a killed process name it within two seconds") {
   for (const char* scenario : {"killed_before", "killed_within", "killed_waiting"})
     for (int ranks : {2, 3}) expect_survivors_report(ranks, scenario);
   expect_survivors_report(4, "killed_elsewhere");
+  expect_survivors_report(3, "killed_unread");
 }
 
 /// The word behind `before` in what a program printed.

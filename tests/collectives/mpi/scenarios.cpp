@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -290,6 +291,38 @@ void killed_elsewhere() {
   });
 }
 
+/// Frames to the dead rank stay on their way for ever. The others' are taken back behind them, and the others
+/// leave.
+void killed_unread() {
+  run_ranks(0, [](World& world) {
+    const Group& group = world.group();
+    const int last = world.size() - 1;
+    std::vector<int> living(static_cast<std::size_t>(last));
+    std::iota(living.begin(), living.end(), 0);
+    const Group others = group.subgroup(living);
+    const Tensor victim = Tensor::from<std::int64_t>({::getpid()}, {1});
+    group.broadcast(victim, last);
+    if (world.rank() == last)
+      for (;;) ::pause();
+    std::vector<Work> works;
+    for (int call = 0; call < 64; ++call)
+      works.push_back(group.enqueue({CollectiveKind::all_gather,
+                                     {filled(large)},
+                                     {empty({large * world.size()})},
+                                     {},
+                                     -1,
+                                     call % 8,
+                                     "layers.3"}));
+    others.barrier();
+    if (world.rank() == 0) ::kill(static_cast<pid_t>(victim.to_vector<std::int64_t>()[0]), SIGKILL);
+    const CollectiveError error = error_of([&] {
+      for (Work& work : works) work.wait();
+    });
+    expect_blames(error, last, "died");
+    for (int call = 0; call < 1000; ++call) others.barrier();
+  });
+}
+
 /// A child of its own stops the calling process.
 template <int seconds>
 void stop_for() {
@@ -526,6 +559,7 @@ const std::map<std::string, void (*)()> scenarios = {
     {"killed_before", killed_before},
     {"killed_elsewhere", killed_elsewhere},
     {"killed_waiting", killed_waiting},
+    {"killed_unread", killed_unread},
     {"killed_within", killed_within},
     {"mismatches", mismatches},
     {"random_death", [] { random_faults(seed, 1, {.die = die, .device = place}); }},
