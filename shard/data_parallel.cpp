@@ -156,7 +156,7 @@ class GradientBuckets final : public GradSink,
     next_ = 0;
     if (!run_synchronises_) return;
     const NoGrad guard;
-    check_ranks();
+    check_before_average();
     if (graph_known_) check_graph();
     if (join_) meet(true);
     for (Bucket& bucket : buckets_) fill(bucket);
@@ -219,7 +219,7 @@ class GradientBuckets final : public GradSink,
     name_buckets();
     for (;;) {
       const std::vector<int> before = in_;
-      check_ranks();
+      check_before_average();
       meet(false);
       if (left() == 0) return take_last(before);
       std::vector<Tensor> nothing;
@@ -338,15 +338,21 @@ class GradientBuckets final : public GradSink,
                         name);
   }
 
-  /// Before the first average after a fault.
-  void check_ranks() override {
+  /// Before the first average after a fault: of gradients too, to which others are added.
+  void check_before_average() {
     if (capturing_calls()) {  // the first replay after one
       repeat_in_replays([self = weak_from_this()] {
-        if (const auto buckets = self.lock()) buckets->check_ranks();
+        if (const auto buckets = self.lock()) buckets->check_before_average();
       });
       return;
     }
-    if (alone() || !step_check_.due()) return;
+    check_ranks();
+    if (!alone() && step_check_.due()) shard::check_gradients(compared());
+  }
+  void check_ranks() override {
+    if (!alone() && step_check_.due()) check_steps(compared());
+  }
+  Compared compared() {
     const std::string model(*module_ == nullptr ? "the module" : (*module_)->type_name());
     Compared c{"data parallel", model_.called(model), identity_, ranks_, channel_};
     for (const Entry& entry : entries_) {
@@ -354,8 +360,7 @@ class GradientBuckets final : public GradSink,
       c.gradients.push_back(averages_in(entry));
     }
     c.checks = {&step_check_};
-    check_steps(c);
-    shard::check_gradients(c);
+    return c;
   }
   /// Zeros are none.
   static std::int64_t averages_in(const Entry& entry) {

@@ -553,6 +553,24 @@ TEST_CASE("averages that are left on some ranks are told of before others are ad
   });
 }
 
+TEST_CASE("averages that are left on some ranks keep no checkpoint from being saved", "[faults]") {
+  const TempDirectory place;
+  on_each_way([&](World& world, Way way) {
+    Trained t(world, way);
+    const std::string folder = (place.path() / std::to_string(static_cast<int>(way))).string();
+    shard::save_checkpoint(*t.model, *t.optimizer, folder, world.group());
+    t.backward();
+    if (world.rank() == 1) t.optimizer->zero_grad();
+    t.renew();
+    shard::load_checkpoint(*t.model, *t.optimizer, folder, world.group());
+    shard::save_checkpoint(*t.model, *t.optimizer, folder, world.group());
+    shard::save_checkpoint(*t.model, folder, world.group());
+    expect_text(t.told(), {"zero_grad", "1 on rank"});
+    t.optimizer->zero_grad();
+    t.backward();
+  });
+}
+
 TEST_CASE("gradients that all ranks have clipped or unscaled are alike, those of some are not", "[faults]") {
   on_each_way([&](World& world, Way way) {
     for (const bool adds : {false, true})
