@@ -346,9 +346,12 @@ class GradientBuckets final : public GradSink,
       });
       return;
     }
-    check_ranks();
-    if (!alone() && step_check_.due()) shard::check_gradients(compared());
+    if (alone() || !step_check_.due()) return;
+    const Compared c = compared();
+    check_steps(c);
+    shard::check_gradients(c);
   }
+  /// Before a save, which adds to no gradient: of steps alone.
   void check_ranks() override {
     if (!alone() && step_check_.due()) check_steps(compared());
   }
