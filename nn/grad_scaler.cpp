@@ -61,26 +61,29 @@ std::vector<std::vector<Tensor>> gradients_of(const Optimizer& optimizer) {
   return lists;
 }
 
-/// Each once, in the order of the parameters, which is the same on all ranks; whether a parameter has a
-/// gradient here decides nothing.
-std::vector<Group> ranks_of(const Optimizer& optimizer) {
+/// Groups of the same ranks serve alike: each model may have its own.
+bool same_ranks(const Group& a, const Group& b) {
+  return std::ranges::equal(a.world_ranks(), b.world_ranks());
+}
+
+void add_once(std::vector<Group>& groups, const Group& group) {
+  if (std::ranges::none_of(groups, [&](const Group& g) { return same_ranks(g, group); }))
+    groups.push_back(group);
+}
+
+/// Who has a parameter of it, in parts or whole: each group once, whether or not a parameter has a gradient
+/// here. Smaller ones first, so that after a call of each all ranks know what any one did where a group holds
+/// the others or they are axes of one mesh; else in the order of the parameters, the same on all ranks.
+std::vector<Group> sharers_of(const Optimizer& optimizer) {
   std::vector<Group> groups;
   for (std::size_t g = 0; g < optimizer.group_count(); ++g)
     for (const Parameter& p : optimizer.parameters(g)) {
-      if (p.owner() == nullptr) continue;
-      for (Group& group : p.owner()->ranks(p))
-        if (std::ranges::find(groups, group) == groups.end()) groups.push_back(std::move(group));
-    }
-  return groups;
-}
-
-/// The same, and those of replicas whose gradients are averaged.
-std::vector<Group> sharers_of(const Optimizer& optimizer) {
-  std::vector<Group> groups = ranks_of(optimizer);
-  for (std::size_t g = 0; g < optimizer.group_count(); ++g)
-    for (const Parameter& p : optimizer.parameters(g))
+      if (p.owner() != nullptr)
+        for (const Group& group : p.owner()->ranks(p)) add_once(groups, group);
       if (const auto* shared = dynamic_cast<const SharedGradients*>(sink_of(p.local())))
-        if (std::ranges::find(groups, shared->ranks()) == groups.end()) groups.push_back(shared->ranks());
+        add_once(groups, shared->ranks());
+    }
+  std::ranges::stable_sort(groups, {}, &Group::size);
   return groups;
 }
 
@@ -108,16 +111,19 @@ Standing foremost_of(const Group& group, const Standing& mine) {
   return first;
 }
 
-/// 1 where any is inf or NaN, on any rank; 0-d f32.
-Tensor any_not_finite(std::span<const std::vector<Tensor>> lists, std::span<const Group> ranks,
-                      Device device) {
+/// 1 where any is inf or NaN, 0-d f32.
+Tensor any_not_finite(std::span<const std::vector<Tensor>> lists, Device device) {
   Tensor found = zeros({}, {DType::f32, device});
   for (const std::vector<Tensor>& list : lists) {
     const Tensor largest = apply_many(ops::LargestMagnitude{}, list)[0];
     found = maximum(found, to(to(logical_not(isfinite(largest)), DType::f32), device));
   }
-  for (const Group& group : ranks) group.all_reduce(found, ReduceOp::max(), {.label = "GradScaler"});
   return found;
+}
+
+/// In place: 1 where it is so on any rank.
+void tell_all(const Tensor& found, std::span<const Group> ranks) {
+  for (const Group& group : ranks) group.all_reduce(found, ReduceOp::max(), {.label = "GradScaler"});
 }
 
 Tensor scalar_f64(double value) { return Tensor::scalar(value, {DType::f64, Device::cpu()}); }
@@ -125,7 +131,8 @@ Tensor scalar_i64(std::int64_t value) { return Tensor::scalar(value, {DType::i64
 
 }  // namespace
 
-GradScaler::GradScaler(GradScalerOptions options) : options_(options), renewals_(renewals()) {
+GradScaler::GradScaler(GradScalerOptions options)
+    : options_(std::move(options)), first_renewals_(renewals()) {
   check_options(options_);
   scale_ = Tensor::scalar(enabled() ? options_.init_scale : 1, {DType::f32, Device::cpu()});
   tracker_ = scalar_i64(0);
@@ -151,20 +158,36 @@ void GradScaler::divide(const Tensor& gradient) const {
     copy_(gradient, mul(to(gradient, DType::f32), to(factor, DType::f32)));
 }
 
-/// What was begun before a fault is begun anew.
-void GradScaler::forget_faulty_round() {
-  if (renewals_ != renewals()) rounds_.clear();
+GradScaler::Round* GradScaler::round_of(const Optimizer& optimizer) {
+  const std::weak_ptr<const void> lifetime = optimizer.lifetime();
+  const auto round =
+      std::ranges::find_if(rounds_, [&](const Round& r) { return r.optimizer.lock() == lifetime.lock(); });
+  return round == rounds_.end() ? nullptr : &*round;
 }
 
-/// After a fault, before gradients are divided.
-void GradScaler::agree(Optimizer& optimizer) {
+/// What was begun before a fault is begun anew.
+void GradScaler::forget_faulty_rounds() {
+  if (std::exchange(renewals_of_rounds_, renewals()) != renewals()) rounds_.clear();
+}
+
+/// After a fault, before gradients are divided. Where one optimizer's ranks found an update missing, those of
+/// the others learn of it, for all their gradients may be of unlike scales.
+void GradScaler::agree(Optimizer& optimizer, const std::vector<Group>& ranks) {
   const std::uint64_t now = renewals();
-  if (renewals_ == now || capturing_calls()) return;
-  const Standing mine{static_cast<double>(*updates_), scale_.item(), tracker_.item(), 0};
+  if (now == first_renewals_ || capturing_calls()) return;
+  std::erase_if(compared_, [](const Compared& c) { return c.optimizer.expired(); });
+  const std::shared_ptr<const void> lifetime = optimizer.lifetime().lock();
+  auto last =
+      std::ranges::find_if(compared_, [&](const Compared& c) { return c.optimizer.lock() == lifetime; });
+  if (last == compared_.end()) last = compared_.insert(last, {lifetime, first_renewals_});
+  if (last->renewals == now) return;
+  const Standing mine{static_cast<double>(*updates_), scale_.item(), tracker_.item(),
+                      unlike_at_ > last->renewals ? 1.0 : 0.0};
   Standing first = mine;
-  for (const Group& group : sharers_of(optimizer)) first = foremost_of(group, first);
-  renewals_ = now;
+  for (const Group& group : ranks) first = foremost_of(group, first);
+  last->renewals = now;
   if (first.unlike == 0) return;
+  unlike_at_ = now;
   *updates_ = static_cast<std::int64_t>(first.updates);
   fill_(scale_, first.scale);
   fill_(tracker_, first.tracker);
@@ -183,24 +206,26 @@ GradScaler::Round& GradScaler::unscaled(Optimizer& optimizer, std::string_view c
     for (const Parameter& p : optimizer.parameters(g))
       if (p.owner() != nullptr) p.owner()->check_steppable(p);
   const NoGrad guard;
-  agree(optimizer);
+  std::vector<Group> ranks = sharers_of(optimizer);
+  agree(optimizer, ranks);
   const std::vector<std::vector<Tensor>> lists = gradients_of(optimizer);
   for (const std::vector<Tensor>& list : lists)
     for (const Tensor& gradient : list) divide(gradient);
   for (std::size_t g = 0; g < optimizer.group_count(); ++g) note_scaled(optimizer.parameters(g));
   // Of the quotients, which are infinite for a scale below 1 where the gradients need not be.
-  Tensor found = any_not_finite(lists, ranks_of(optimizer), scale_.device());
-  return rounds_[optimizer.lifetime()] = {.found = std::move(found)};
+  const Tensor found = any_not_finite(lists, scale_.device());
+  tell_all(found, ranks);
+  return rounds_.emplace_back(optimizer.lifetime(), std::move(ranks), found);
 }
 
 void GradScaler::unscale_(Optimizer& optimizer) {
   if (!enabled()) return;
-  forget_faulty_round();
-  const auto round = rounds_.find(optimizer.lifetime());
-  check<StateError>(round == rounds_.end(),
+  forget_faulty_rounds();
+  const Round* round = round_of(optimizer);
+  check<StateError>(round == nullptr,
                     "GradScaler::unscale_: this optimizer's gradients were {} since the last update(); call "
                     "it once, before step",
-                    round != rounds_.end() && round->second.stepped ? "stepped already" : "unscaled already");
+                    round != nullptr && round->stepped ? "stepped already" : "unscaled already");
   unscaled(optimizer, "unscale_");
 }
 
@@ -209,15 +234,33 @@ Tensor GradScaler::step(Optimizer& optimizer) {
     optimizer.step();
     return Tensor::scalar(0, {DType::f32, Device::cpu()});
   }
-  forget_faulty_round();
-  const auto round = rounds_.find(optimizer.lifetime());
-  check<StateError>(round == rounds_.end() || !round->second.stepped,
+  forget_faulty_rounds();
+  Round* round = round_of(optimizer);
+  check<StateError>(round == nullptr || !round->stepped,
                     "GradScaler::step: this optimizer has stepped since the last update(); call update() "
                     "after each step");
-  Round& now = round != rounds_.end() ? round->second : unscaled(optimizer, "step");
-  optimizer.step_unless(now.found);
-  now.stepped = true;
-  return now.found;
+  if (round == nullptr) round = &unscaled(optimizer, "step");
+  const Tensor found = round->found;
+  optimizer.step_unless(found);
+  round->stepped = true;
+  return found;
+}
+
+/// Of all optimizers of this update. Those of one are alike on its ranks; where others share other parameters
+/// of it, they learn of each other's.
+Tensor GradScaler::found_by_any() const {
+  Tensor found = zeros({}, {DType::f32, scale_.device()});
+  std::vector<Group> ranks;
+  bool alike = true;
+  for (const Round& round : rounds_) {
+    found = maximum(found, round.found);
+    alike = alike && std::ranges::equal(round.ranks, rounds_[0].ranks, same_ranks);
+    for (const Group& group : round.ranks) add_once(ranks, group);
+  }
+  std::ranges::stable_sort(ranks, {}, &Group::size);
+  if (options_.ranks.defined()) ranks = {options_.ranks};
+  if (!alike || options_.ranks.defined()) tell_all(found, ranks);
+  return found;
 }
 
 void GradScaler::count_update() const {
@@ -231,8 +274,7 @@ void GradScaler::update() {
                     "GradScaler::update: no optimizer was unscaled or stepped since the last update(); call "
                     "step before");
   const NoGrad guard;
-  Tensor found = zeros({}, {DType::f32, scale_.device()});
-  for (const auto& [optimizer, round] : rounds_) found = maximum(found, round.found);
+  const Tensor found = found_by_any();
   const Tensor skipped = greater(found, 0), count = add(tracker_, 1);
   const Tensor grown = mul(scale_, options_.growth_factor), less = mul(scale_, options_.backoff_factor);
   const Tensor due = logical_and(greater_equal(count, options_.growth_interval), logical_not(skipped));

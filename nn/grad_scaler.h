@@ -2,10 +2,11 @@
 // overflowed are skipped.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string_view>
+#include <vector>
 
+#include "collectives/group.h"
 #include "nn/optimizer.h"
 
 namespace sherd::nn {
@@ -21,6 +22,10 @@ struct GradScalerOptions {
   double growth_factor = 2, backoff_factor = 0.5;
   std::int64_t growth_interval = 2000;  ///< steps in a row without overflow, after which the scale grows
   Scaling scaling = Scaling::on;
+  /// Who else takes the same steps, where the parameters do not tell: other stages of a pipeline, or ranks
+  /// that lack an optimizer which others have. `update` agrees over them. Undefined: ranks that share
+  /// parameters.
+  Group ranks{};
 };
 
 /// Scales losses and unscales gradients (Micikevicius et al., 2018), with the meaning of PyTorch's scaler:
@@ -33,12 +38,13 @@ struct GradScalerOptions {
 ///
 /// A step is skipped when any gradient of its optimizer, on any rank that shares one of its parameters, has
 /// an inf or a NaN. Those ranks call `unscale_` (or `step`) alike, whatever gradients each has, and agree on
-/// every skip and every scale. Scale and counts live on the device of the first loss that was scaled. The
-/// optimizers of this library look there whether to skip, so no call waits for the device, and a scaled step
-/// can be captured; for an optimizer that does not, `step` reads it (`Optimizer::step_unless`).
-/// The first `unscale_` or `step` after a rank renewed a group compares scales and updates over those ranks.
-/// Where a fault cost some of them an update, all take the scale of the one with most of them, gradients are
-/// cleared, as they are of unlike scales, and all throw StateError; the next step goes on.
+/// every skip; ranks that share a parameter of any optimizer agree on every scale. Scale and counts live on
+/// the device of the first loss that was scaled. The optimizers of this library look there whether to skip,
+/// so no call waits for the device, and a scaled step can be captured; for an optimizer that does not, `step`
+/// reads it (`Optimizer::step_unless`). The first `unscale_` or `step` of an optimizer after a rank renewed a
+/// group compares scales and updates over its ranks. Where a fault cost some of them an update, all take the
+/// scale of the one with most of them, the optimizer's gradients are cleared, as they are of unlike scales,
+/// and all throw StateError; the next step goes on. So it is for each optimizer.
 class SHERD_API GradScaler {
  public:
   explicit GradScaler(GradScalerOptions options = {});
@@ -76,12 +82,21 @@ class SHERD_API GradScaler {
  private:
   /// What was done for an optimizer since the last update.
   struct Round {
+    std::weak_ptr<const void> optimizer;  ///< by lifetime, not by address
+    std::vector<Group> ranks;             ///< that agreed on `found`
+    Tensor found;                         ///< 0-d f32: not 0 where a gradient is not finite
     bool stepped = false;
-    Tensor found;  ///< 0-d f32: not 0 where a gradient is not finite
   };
+  /// An optimizer's, after a renewal: the renewals of this rank's groups after which its ranks were alike.
+  struct Compared {
+    std::weak_ptr<const void> optimizer;
+    std::uint64_t renewals;
+  };
+  Round* round_of(const Optimizer& optimizer);
   Round& unscaled(Optimizer& optimizer, std::string_view call);
-  void agree(Optimizer& optimizer);
-  void forget_faulty_round();
+  void agree(Optimizer& optimizer, const std::vector<Group>& ranks);
+  Tensor found_by_any() const;
+  void forget_faulty_rounds();
   void count_update() const;
   void divide(const Tensor& gradient) const;
 
@@ -89,8 +104,11 @@ class SHERD_API GradScaler {
   Tensor scale_, tracker_;                                                     ///< 0-d f32, 0-d i64
   bool used_ = false;                                                          ///< a loss was scaled
   std::shared_ptr<std::int64_t> updates_ = std::make_shared<std::int64_t>(0);  ///< since the scale was loaded
-  std::uint64_t renewals_;  ///< of this rank's groups, after which ranks were alike
-  std::map<std::weak_ptr<const void>, Round, std::owner_less<>> rounds_;  ///< by lifetime, not by address
+  std::uint64_t first_renewals_;                                               ///< when it was made
+  std::uint64_t unlike_at_ = 0;  ///< renewals after which an update was found missing
+  std::vector<Compared> compared_;
+  std::uint64_t renewals_of_rounds_ = 0;
+  std::vector<Round> rounds_;  ///< in the order of the calls, alike on all ranks
 };
 
 }  // namespace sherd::nn

@@ -447,8 +447,9 @@ Tensor Gradients::laid_out(const Slot& slot, std::span<Tensor> parts, DType via,
   return all;
 }
 
+/// A sum stays in the dtype that its first gradients came in.
 void Gradients::commit_own() {
-  const DType dtype = group_.spec().layout == GroupLayout::flat ? own_ : reduce_dtype();
+  const DType first = group_.spec().layout == GroupLayout::flat ? own_ : reduce_dtype();
   std::vector<Tensor> parts;
   for (Member& m : members_) parts.push_back(std::exchange(m.gradient, {}));
   const bool used = std::ranges::any_of(parts, &Tensor::defined);
@@ -456,6 +457,7 @@ void Gradients::commit_own() {
     const bool mine = any(slot, parts);
     if (!mine && !(used && has_zeros(slot))) continue;
     const Tensor sum = own_sum(slot);
+    const DType dtype = sum.defined() ? sum.dtype() : first;
     const TensorOptions as{dtype, group_.compute_device()};
     const Tensor fresh = mine ? laid_out(slot, parts, dtype, as) : zeros(slot.shape, as);
     if (!sum.defined()) slot.averaged = slot.leaf.grad();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <unordered_set>
+#include <utility>
 
 #include "shard/root.h"
 #include "shard/unit.h"
@@ -37,6 +38,7 @@ class Events {
   struct OfGroup {
     std::shared_ptr<Gathered> widest;  ///< of those that were used: whose dtype gradients come in
     std::uint64_t first;
+    bool used = false;  ///< `widest`, and not only found there
   };
   OfGathered& concern(const std::shared_ptr<Gathered>& gathered);
   OfGroup& reduce(const std::shared_ptr<Gathered>& gathered);
@@ -74,7 +76,9 @@ void Events::add(const Record& record) {
     of.first = std::min(of.first, use->first_read());
     OfGroup& group = reduce(gathered);
     group.first = std::min(group.first, use->place);
-    if (gathered->dtype() == gathered->group().shard().dtype()) group.widest = gathered;
+    if (use->moment == Record::Moment::kept) continue;  // an evaluation in full precision trains nothing
+    if (!std::exchange(group.used, true) || gathered->dtype() == gathered->group().shard().dtype())
+      group.widest = gathered;
   }
 }
 

@@ -19,7 +19,8 @@ Record::Use Record::use_of(Gathered& gathered, Moment moment) {
 
 void Record::add_unless_used(const Use& use) {
   const auto same = [&](const Use& u) { return u.planned && u.gathered.lock() == use.gathered.lock(); };
-  if (std::ranges::none_of(uses_, same)) uses_.push_back(use);
+  if (std::ranges::any_of(uses_, same)) return;
+  uses_.push_back(use);
   if (const auto kept = kept_.lock())
     if (auto gathered = use.gathered.lock()) kept->gathered.push_back(std::move(gathered));
 }

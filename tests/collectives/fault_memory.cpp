@@ -1,7 +1,5 @@
 #include "tests/collectives/fault_memory.h"
 
-#include <malloc.h>
-
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -9,11 +7,8 @@
 #include <vector>
 
 #include "sherd.h"
+#include "tests/allocated.h"
 #include "tests/ranks.h"
-#include "tests/sanitizer.h"
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // no header of gcc declares it
-#endif
 
 namespace sherd::test {
 namespace {
@@ -25,17 +20,6 @@ constexpr std::int64_t noise = 128 << 10;
 
 /// Bytes that this rank's tensors hold, whoever holds the tensors.
 std::int64_t held() { return Context::current().memory().held(DeviceType::cpu).total(); }
-
-/// Bytes that the process has allocated and uses.
-std::int64_t allocated() {
-  Context::current().cpu_pool().trim();
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  return static_cast<std::int64_t>(__sanitizer_get_current_allocated_bytes());
-#else
-  const struct mallinfo2 now = ::mallinfo2();
-  return static_cast<std::int64_t>(now.uordblks + now.hblkhd);
-#endif
-}
 
 /// That nobody will wait for.
 void post(const Group& group, Collective call) {
@@ -91,7 +75,7 @@ const std::vector<Way>& ways() {
 void come_to(const Group& group, std::int64_t tensors, std::int64_t bytes) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(sanitized ? 60 : 10);
   for (bool all = false; !all;) {
-    const std::int64_t kept = held() - tensors, beside = allocated() - kept - bytes;
+    const std::int64_t kept = held() - tensors, beside = allocated_bytes() - kept - bytes;
     const Tensor most = Tensor::scalar(kept > 0 || beside > 0 ? 1 : 0);
     group.all_reduce(most, ReduceOp::max());
     all = most.item() == 0;
@@ -120,7 +104,7 @@ void faults_leave_nothing(World& world, int faults, std::int64_t elements) {
   fail(static_cast<int>(ways().size()) * 10);  // what is made once is made
   come_to(group, tensors, std::numeric_limits<std::int64_t>::max() / 2);
   group.barrier();
-  const std::int64_t before = allocated();
+  const std::int64_t before = allocated_bytes();
   group.barrier();
   fail(faults);
   come_to(group, tensors, before + noise);

@@ -1,6 +1,9 @@
 // GradScaler on ranks that are threads; parity_processes runs the same on processes.
 #include <sherd.h>
 
+#include <limits>
+#include <optional>
+
 #include "tests/catch.h"
 #include "tests/ranks.h"
 #include "tests/shard/scaler_runs.h"
@@ -59,6 +62,77 @@ TEST_CASE("GradScaler: small gradients of f16 that vanish alone are kept by a sc
     };
     expect(!moved(1), "a gradient of 1e-9 should vanish in f16");
     expect(moved(0x1p20), "a scaled gradient vanished");
+  });
+  SUCCEED();
+}
+
+namespace {
+
+enum class Dense { averaged, sharded };
+enum class Optimizers { one, two };
+
+/// Experts over pairs of ranks beside a dense part over all: one of `bad`'s gradients is infinite in step 1.
+void train_experts(World& world, Dense way, Optimizers optimizers, int bad) {
+  manual_seed(0);
+  nn::Linear dense(4, 4), expert(4, 4);
+  const DeviceMesh mesh = world.mesh({2, 2}, {"experts", "shards"});
+  shard::fully_shard(expert, {.mesh = mesh["shards"]});
+  std::optional<shard::DataParallel> replicas;
+  if (way == Dense::averaged)
+    replicas.emplace(dense, world.group());
+  else
+    shard::fully_shard(dense, {.mesh = world.mesh()});
+  std::vector<nn::Parameter> all = dense.parameters();
+  if (optimizers == Optimizers::one)
+    for (const nn::Parameter& p : expert.parameters()) all.push_back(p);
+  nn::Sgd first(all, {.lr = 0.1}), second(expert.parameters(), {.lr = 0.1});
+  nn::GradScaler scaler({.init_scale = 1024});
+  for (int step = 0; step < 3; ++step) {
+    const Tensor x = ones({2, 4});
+    Tensor of_expert = mean(square(expert(x)));
+    if (step == 1 && world.rank() == bad) of_expert = mul(of_expert, std::numeric_limits<float>::infinity());
+    scaler.scale(add(mean(square(dense(x))), of_expert)).backward();
+    std::vector<double> skipped = {scaler.step(first).item()};
+    if (optimizers == Optimizers::two) skipped.push_back(scaler.step(second).item());
+    scaler.update();
+    first.zero_grad();
+    second.zero_grad();
+    const bool here = step == 1 && (optimizers == Optimizers::one || bad / 2 == world.rank() / 2);
+    expect(skipped.back() == (here ? 1 : 0), "step {}: skipped is {}", step, skipped.back());
+    if (optimizers == Optimizers::two)
+      expect(skipped[0] == 0, "step {} of finite gradients is skipped", step);
+    expect(scaler.get_scale() == (step == 0 ? 1024 : 512), "step {}: a scale of {}", step,
+           scaler.get_scale());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("GradScaler: ranks of which some share an expert and all a dense part agree", "[threads meet]") {
+  for (const Dense dense : {Dense::averaged, Dense::sharded})
+    for (const Optimizers optimizers : {Optimizers::one, Optimizers::two})
+      for (const int bad : {0, 3}) {
+        INFO("dense " << static_cast<int>(dense) << " optimizers " << static_cast<int>(optimizers) << " bad "
+                      << bad);
+        CHECK_NOTHROW(run_ranks(4, [&](World& world) { train_experts(world, dense, optimizers, bad); }));
+      }
+}
+
+TEST_CASE("GradScaler: stages of a pipeline that share no parameter agree over the ranks they are given") {
+  run_ranks(4, [](World& world) {
+    manual_seed(0);
+    nn::Linear stage(4, 4);
+    const DeviceMesh mesh = world.mesh({2, 2}, {"stages", "shards"});
+    shard::fully_shard(stage, {.mesh = mesh["shards"]});
+    nn::Sgd sgd(stage.parameters(), {.lr = 0.1});
+    nn::GradScaler scaler({.init_scale = 1024, .ranks = world.group()});
+    Tensor loss = mean(square(stage(ones({2, 4}))));
+    if (world.rank() == 3) loss = mul(loss, std::numeric_limits<float>::infinity());
+    scaler.scale(loss).backward();
+    const double skipped = scaler.step(sgd).item();
+    expect(skipped == (world.rank() >= 2 ? 1 : 0), "skipped is {}", skipped);
+    scaler.update();
+    expect(scaler.get_scale() == 512, "a scale of {}", scaler.get_scale());
   });
   SUCCEED();
 }

@@ -770,6 +770,38 @@ TEST_CASE("a scaler that lost an update has the others' scale, and its gradients
   });
 }
 
+TEST_CASE("a scaler that lost an update keeps no gradients of unlike scales, of no optimizer", "[faults]") {
+  for (const bool stepped : {true, false})  // the second optimizer too, before the fault
+    on_each_way([&](World& world, Way way) {
+      Trained a(world, way), b(world, way);
+      nn::GradScaler scaler({.init_scale = 4, .growth_interval = 1});
+      const Tensor x = ones({2, 5});
+      const auto backward = [&] {
+        scaler.scale(add(mean(square((*a.model)(x))), mean(square((*b.model)(x))))).backward();
+      };
+      backward();
+      scaler.step(*a.optimizer);
+      if (stepped) scaler.step(*b.optimizer);
+      if (world.rank() == 0) scaler.update();
+      a.renew();
+      b.renew();
+      a.optimizer->zero_grad();
+      b.optimizer->zero_grad();
+      backward();
+      for (Trained* t : {&a, &b}) {
+        const std::string told = message_of<StateError>([&] { scaler.step(*t->optimizer); });
+        expect_text(told, {"cost some ranks an update"});
+        for (const nn::Parameter& p : t->model->parameters())
+          expect(!p.grad().defined(), "gradients are left");
+      }
+      backward();
+      scaler.step(*a.optimizer);
+      scaler.step(*b.optimizer);
+      scaler.update();
+      expect(scaler.get_scale() == 16, "a scale of {}", scaler.get_scale());
+    });
+}
+
 TEST_CASE("checkpoints and sharded states keep the count, and runs of unlike counts are not loaded") {
   const TempDirectory place;
   const std::string saved = (place.path() / "saved").string();

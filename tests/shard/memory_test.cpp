@@ -3,6 +3,7 @@
 
 #include <sherd.h>
 
+#include "tests/allocated.h"
 #include "tests/catch.h"
 #include "tests/ranks.h"
 
@@ -89,6 +90,30 @@ TEST_CASE("memory: between forward and backward a slice is kept, however often a
       second.backward();
       expect(kept() == 0, "{} bytes stay", kept());
     }));
+}
+
+TEST_CASE("memory: an output that is held costs nothing a step, whatever is read outside forwards") {
+  CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+    nn::Linear net(6, 6);
+    shard::fully_shard(net, {.mesh = world.mesh()});
+    nn::Sgd optimizer(net.parameters(), {.lr = 0.001});
+    const Tensor held = net(ones({1, 6}));
+    std::int64_t before = 0;
+    for (int step = 0; step < 3000; ++step) {
+      if (step == 1000) {
+        world.group().barrier();
+        before = allocated_bytes();
+        world.group().barrier();
+      }
+      add(sum(net(ones({1, 6}))), sum(square(net.weight.tensor()))).backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    world.group().barrier();
+    const std::int64_t grown = allocated_bytes() - before;
+    expect(grown < (16 << 10), "2000 steps of two ranks grew by {} bytes", grown);
+    world.group().barrier();
+  }));
 }
 
 TEST_CASE(

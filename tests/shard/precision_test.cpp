@@ -1,5 +1,6 @@
 // A group's whole parameters in two precisions, and on another device than its shard.
 #include <array>
+#include <optional>
 
 #include "collectives/observe.h"
 #include "shard/fsdp.h"
@@ -94,6 +95,36 @@ TEST_CASE("evaluation in full precision is what an unsharded model gives, and tr
       by_hand.load_state_dict(shard::full_state_dict(net));
       look();
     }
+  });
+}
+
+TEST_CASE("an evaluation in full precision between two passes changes no bit of a gradient") {
+  on_ranks_and_strategies([](World& world, shard::Options options) {
+    for (const std::optional<DType> reduce : {std::optional<DType>(), std::optional(f32)})
+      for (const int apart : {-1, 0, 1, 2}) {  // micro-batches before it; none: no evaluation
+        options.mixed_precision = {
+            .param_dtype = bf16, .reduce_dtype = reduce, .evaluation = shard::Precision::full};
+        Layers reference, net;
+        for (Layers* model : {&reference, &net}) {
+          shard_layers(*model, options);
+          for (int micro = 0; micro < 3; ++micro) {
+            model->train();
+            model->norm.eval();
+            if (model == &net && micro == apart) {
+              const NoGrad guard;
+              model->eval();
+              (*model)(batch_of(world.rank(), 9, 5).x);
+              model->train();
+              model->norm.eval();
+            }
+            std::optional<shard::NoSync> keeps;
+            if (micro < 2) keeps.emplace(*model);
+            loss_at(*model, world.rank(), micro).backward();
+          }
+        }
+        const std::string found = difference_of(net, reference, world.group());
+        expect(found.empty(), "evaluated before {}: {}", apart, found);
+      }
   });
 }
 
