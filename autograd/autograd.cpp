@@ -1,6 +1,7 @@
 #include "autograd/autograd.h"
 
 #include "autograd/pass.h"
+#include "autograd/tape.h"
 #include "runtime/ops.h"
 
 namespace sherd {
@@ -8,7 +9,10 @@ namespace {
 
 Leaf& ensure_leaf(const Tensor& t) {
   AutogradRecord& record = ensure_record(t);
-  if (!record.leaf) record.leaf = make_ref<Leaf>(t.spec());
+  if (!record.leaf) {
+    record.leaf = make_ref<Leaf>(t.spec());
+    record.leaf->place = Context::current().slot<Tape>().take_sequence();
+  }
   return *record.leaf;
 }
 

@@ -428,12 +428,27 @@ void BackwardPass::walk() {
   for (auto& [edge, gradient] : seeds_) settle(edge);
   for (Place& place : places_) look_beside(place);
   for (next_ = 0; next_ < places_.size(); ++next_) visit(places_[next_]);
+  pass_place(0);
+}
+
+/// Tells who watches, once for each of the leaves that were made since the node before, and for `place`.
+void BackwardPass::pass_place(std::uint64_t place) {
+  const auto tell = [this](std::uint64_t at) {
+    if (at < watched_below_) watched_below_ = passing_(at);
+  };
+  while (!hooked_.empty() && hooked_.back()->leaf->place >= place) {
+    LeafPlace& leaf = *hooked_.back();
+    hooked_.pop_back();
+    tell(leaf.leaf->place);
+    hand_over(leaf);
+  }
+  if (place > 0) tell(place);
 }
 
 void BackwardPass::visit(Place& place) {
   Node& node = *place.node;
   if (feeding_) state_.place = node.sequence;
-  if (node.sequence < watched_below_) watched_below_ = passing_(node.sequence);
+  pass_place(node.sequence);
   pass_hooks(place);
   if (place.useful) {
     const bool any = std::any_of(place.gradients.begin(), place.gradients.end(),
@@ -578,7 +593,13 @@ void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, 
 void BackwardPass::settle(const Edge& edge) {
   if (!edge.leaf || stops_at(edge) || leaves(edge)) return;
   LeafPlace& place = leaves_[edge.leaf->slot];
-  if (--place.due == 0 && feeding_ && place.sum.value.defined()) hand_over(place);
+  if (--place.due > 0 || !feeding_ || !place.sum.value.defined()) return;
+  const Leaf& leaf = *place.leaf;
+  if (!passing_ || leaf.sink || (leaf.hooks.empty() && leaf.after_accumulate.empty()))
+    return hand_over(place);
+  hooked_.insert(
+      std::ranges::lower_bound(hooked_, leaf.place, {}, [](const LeafPlace* l) { return l->leaf->place; }),
+      &place);
 }
 
 void BackwardPass::hand_over(LeafPlace& place) {

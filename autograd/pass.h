@@ -68,7 +68,9 @@ class BackwardPass {
   std::vector<Tensor> partial(std::span<const Edge> edges, Inputs so_far, std::uint64_t since);
   void queue(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
   /// `passing` is told the place of the first node that was recorded before `below`, ahead of its hooks and
-  /// its rule, and says before which place it is to be told next; 0: no more.
+  /// its rule, and says before which place it is to be told next; 0: no more. Hooks of leaves without a sink
+  /// run at the place where they became leaves, in place of the moment at which this graph has their
+  /// gradients.
   using Passing = std::function<std::uint64_t(std::uint64_t place)>;
   void watch(std::uint64_t below, Passing passing) {
     watched_below_ = below;
@@ -123,6 +125,7 @@ class BackwardPass {
                Tensor sums);
   void settle(const Edge& edge);
   void hand_over(LeafPlace& place);
+  void pass_place(std::uint64_t place);
   void call_back();
   std::vector<Tensor> take_results();
   void reads_over(const Node& node);
@@ -152,6 +155,7 @@ class BackwardPass {
   std::vector<Place> places_;
   std::size_t next_ = 0;  // places before this one are done
   std::vector<LeafPlace> leaves_;
+  std::vector<LeafPlace*> hooked_;      // of a watched pass: complete, to be handed over; the next one last
   std::vector<Target> targets_;         // each edge once
   std::vector<std::size_t> target_of_;  // by input: its place in targets_
   std::vector<std::shared_ptr<GradSink>> sinks_;

@@ -21,6 +21,7 @@ class SHERD_API Leaf final : public RefCounted {
  public:
   explicit Leaf(Spec spec) : spec(std::move(spec)) {}
   Spec spec;                       ///< of the tensor when it became a leaf
+  std::uint64_t place = 0;         ///< in the rank's order of recording, at which it became one
   std::string name;                ///< for messages; may be empty
   bool frozen = false;             ///< by `requires_grad_(false)`: gradients that still arrive are dropped
   Tensor grad;                     ///< any shape, dtype and device; empty is none

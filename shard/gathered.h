@@ -95,8 +95,9 @@ class Gathered final : public StorageOwner {
   void start();
   /// Waits for a gather that was started.
   void finish();
-  /// Whether it is here, or is on the ranks that did not write their parts.
-  bool kept_whole() const { return here() || std::holds_alternative<Written>(residency_); }
+  /// Whether it is here, or on its way to where nobody has read it yet, or is on the ranks that did not write
+  /// their parts.
+  bool kept_whole() const { return here() || on_its_way() || std::holds_alternative<Written>(residency_); }
   /// StateError where this rank wrote.
   void check_unwritten() const;
   /// The write was of values that the user gave parameter `name`; the name of the last such one, once.
