@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -22,7 +23,8 @@ class EarlySteps {
   void remove(const nn::Optimizer& optimizer) noexcept;
 
   /// A backward begins: its groups may be others than in the last one, since a module that is moved or cast
-  /// has new ones. The errors of `add` for parameters that an optimizer was given since.
+  /// has new ones. The errors of `add` for parameters that an optimizer was given since; StateError where one
+  /// is gone.
   void begin();
   bool any() const { return !steppers_.empty(); }
   /// StateError if a scope ended since, when some ranks may have stepped and others not.
@@ -48,6 +50,7 @@ class EarlySteps {
  private:
   struct Stepper {
     nn::Optimizer* optimizer;
+    std::weak_ptr<const void> alive;
     std::size_t groups_checked = 0;  ///< of the optimizer's, which gets more
     std::size_t groups_known = 0;    ///< whose parameters are here:
     std::unordered_set<const void*> ids{};

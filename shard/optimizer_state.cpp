@@ -61,25 +61,29 @@ void check_optimizer(const nn::Optimizer& optimizer) { write_back("optimizer", a
 namespace {
 
 /// Steps that each parameter has taken on any rank, -1 for one without state. A rank that owns nothing of a
-/// parameter has no gradient of it either, and so no state.
+/// parameter has no gradient of it either, and so no state; one that went back to a checkpoint without state
+/// has zeros where it had some.
 std::vector<double> steps_taken(const std::vector<nn::Parameter>& params, const Entries& own,
                                 std::string_view first_name) {
   std::vector<double> steps;
+  std::vector<std::vector<Group>> ranks;
   std::vector<std::pair<Group, nn::Parameter>> groups;  // with the first parameter of each
   for (std::size_t i = 0; i < params.size(); ++i) {
     const auto step = own.find(state_entry(i, "step"));
     const bool here = own.contains(state_entry(i, first_name));
     steps.push_back(!here ? -1 : step == own.end() ? 0 : step->second.item());
-    const Group* group = shard_group_of(params[i]);
-    const auto known = [&](const auto& other) { return other.first == *group; };
-    if (group != nullptr && std::ranges::none_of(groups, known)) groups.emplace_back(*group, params[i]);
+    ranks.push_back(params[i].owner() != nullptr ? params[i].owner()->ranks(params[i])
+                                                 : std::vector<Group>());
+    for (const Group& group : ranks[i])
+      if (std::ranges::none_of(groups, [&](const auto& other) { return other.first == group; }))
+        groups.emplace_back(group, params[i]);
   }
   for (const auto& [group, first] : groups) {
     const Tensor most = Tensor::from(steps, {std::ssize(steps)}, Device::cpu());
     group.all_reduce(most, ReduceOp::max(), {.label = called_of(first, "optimizer state")});
     const std::vector<double> of_all = most.to_vector<double>();
     for (std::size_t i = 0; i < params.size(); ++i)
-      if (const Group* its = shard_group_of(params[i]); its != nullptr && *its == group) steps[i] = of_all[i];
+      if (std::ranges::find(ranks[i], group) != ranks[i].end()) steps[i] = of_all[i];
   }
   return steps;
 }

@@ -21,7 +21,7 @@ void EarlySteps::add(nn::Optimizer& optimizer) {
                     "it before");
   check<StateError>(std::ranges::find(steppers_, &optimizer, &Stepper::optimizer) == steppers_.end(),
                     "StepInBackward: this optimizer steps within backwards already; one scope is enough");
-  Stepper stepper{.optimizer = &optimizer};
+  Stepper stepper{.optimizer = &optimizer, .alive = optimizer.lifetime()};
   check_new_groups(stepper);
   steppers_.push_back(std::move(stepper));
 }
@@ -57,6 +57,10 @@ void EarlySteps::begin() {
   ended_within_ = false;
   stepped_.clear();
   for (Stepper& s : steppers_) {
+    check<StateError>(
+        !s.alive.expired(),
+        "StepInBackward: its optimizer is gone, which would step in this backward; end the scope "
+        "before the optimizer");
     check_new_groups(s);
     s.known = false;
   }
@@ -110,8 +114,9 @@ void EarlySteps::written(const ParameterGroup& group) {
 }
 
 bool EarlySteps::claims(const nn::Parameter& parameter) {
-  return !stepping() &&
-         std::ranges::any_of(steppers_, [&](Stepper& s) { return ids(s).contains(parameter.id()); });
+  return !stepping() && std::ranges::any_of(steppers_, [&](Stepper& s) {
+    return !s.alive.expired() && ids(s).contains(parameter.id());
+  });
 }
 
 }  // namespace sherd::shard

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <optional>
@@ -450,7 +451,7 @@ constexpr std::array meshes = {Way::per_parameter, Way::one_flat, Way::hybrid, W
 /// A model of two ranks and an optimizer that has stepped it once; of two times two where shards have
 /// replicas.
 struct Trained {
-  explicit Trained(World& world, Way way)
+  explicit Trained(World& world, Way way, int steps = 1)
       : all(world.group().blocks(world.size())),
         mesh(way == Way::hybrid ? DeviceMesh(world.group(), {2, world.size() / 2}, {"replicas", "shards"})
                                 : world.mesh()) {
@@ -463,9 +464,11 @@ struct Trained {
     else
       shard::fully_shard(*model, {.mesh = mesh});
     optimizer.emplace(model->parameters(), nn::AdamWOptions{.lr = 0.1});
-    backward();
-    optimizer->step();
-    optimizer->zero_grad();
+    for (int i = 0; i < steps; ++i) {
+      backward();
+      optimizer->step();
+      optimizer->zero_grad();
+    }
   }
   void backward() { mean(square((*model)(ones({2, 5})))).backward(); }
   /// When no rank is in the step before.
@@ -533,6 +536,36 @@ TEST_CASE("the optimizer's state is of one step too before a model goes on", "[f
     t.optimizer.emplace(t.model->parameters());
     t.backward();
   });
+}
+
+TEST_CASE("a checkpoint without an optimizer's state is gone back to and saved again, whoever had some",
+          "[faults]") {
+  const TempDirectory folder;
+  for (const int culprit : {0, 1})
+    on_each_way([&](World& world, Way way) {
+      const std::string place =
+          (folder.path() / fmt::format("{} {}", static_cast<int>(way), culprit)).string();
+      Trained t(world, way, 0);
+      std::filesystem::create_directories(place);
+      shard::save_checkpoint(*t.model, *t.optimizer, place + "/first", world.group());
+      t.backward();
+      if (world.rank() == culprit) t.optimizer->step();
+      t.renew();
+      shard::load_checkpoint(*t.model, *t.optimizer, place + "/first", world.group());
+      shard::save_checkpoint(*t.model, *t.optimizer, place + "/again", world.group());
+      t.optimizer->zero_grad();
+      t.backward();
+      t.optimizer->step();
+      Trained other(world, way, 0);
+      shard::load_checkpoint(*other.model, *other.optimizer, place + "/again", world.group());
+      other.backward();
+      other.optimizer->step();
+      const nn::StateDict found = shard::full_state_dict(*t.model),
+                          expected = shard::full_state_dict(*other.model);
+      for (std::size_t i = 0; i < found.size(); ++i)
+        expect(found[i].second.to_vector<float>() == expected[i].second.to_vector<float>(), "'{}' differs",
+               found[i].first);
+    });
 }
 
 TEST_CASE("averages that are left on some ranks are told of before others are added", "[faults]") {

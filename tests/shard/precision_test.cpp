@@ -1,5 +1,6 @@
 // A group's whole parameters in two precisions, and on another device than its shard.
 #include <array>
+#include <cmath>
 #include <optional>
 
 #include "collectives/observe.h"
@@ -125,6 +126,35 @@ TEST_CASE("an evaluation in full precision between two passes changes no bit of 
         const std::string found = difference_of(net, reference, world.group());
         expect(found.empty(), "evaluated before {}: {}", apart, found);
       }
+  });
+}
+
+TEST_CASE("passes of both precisions are summed without an average, in the dtype of the first") {
+  on_ranks_and_strategies([](World& world, shard::Options options) {
+    options.mixed_precision = {.param_dtype = bf16, .evaluation = shard::Precision::full};
+    for (const bool training : {true, false}) {  // the first
+      Layers net;
+      shard_layers(net, options);
+      const auto pass = [&](bool trains) {
+        net.train(trains);
+        net.norm.eval();
+        loss_at(net, world.rank(), 0).backward();
+      };
+      pass(training);
+      const Gradients once = whole_gradients(net, world.group());
+      net.zero_grad();
+      {
+        const shard::NoSync scope(net);
+        pass(training);
+        pass(!training);
+      }
+      pass(training);
+      const Gradients all = whole_gradients(net, world.group());
+      for (std::size_t p = 0; p < once.size(); ++p)
+        for (std::size_t i = 0; i < once[p].size(); ++i)
+          expect(std::abs(all[p][i] - 3 * once[p][i]) <= 0.05F * (1 + std::abs(once[p][i])),
+                 "parameter {}: {} for three of {}", p, all[p][i], once[p][i]);
+    }
   });
 }
 

@@ -344,6 +344,24 @@ TEST_CASE("a group that an optimizer is given within the scope is stepped in bac
   });
 }
 
+TEST_CASE("a backward within the scope of an optimizer that is gone is refused, and those after it go on") {
+  on_ranks([](World& world, GroupLayout layout) {
+    manual_seed(3);
+    Pair net;
+    shard_all(net, {.layout = layout});
+    {
+      auto sgd = std::make_unique<nn::Sgd>(net.parameters(), nn::SgdOptions{.lr = 0.1});
+      const shard::StepInBackward scope(*sgd);
+      sgd.reset();
+      const std::string error = message_of<StateError>([&] { loss_of(net, world.rank(), 0).backward(); });
+      expect(has(error, "its optimizer is gone"), "'{}'", error);
+      nn::Sgd(net.parameters(), {.lr = 0.1}).step();
+    }
+    loss_of(net, world.rank(), 0).backward();
+    expect(net.parameters()[0].grad().defined() || net.parameters()[0].local().numel() == 0, "no gradient");
+  });
+}
+
 TEST_CASE("a step within a backward neither calls nor gathers, and its scope lies around backwards") {
   on_ranks([](World& world, GroupLayout layout) {
     const auto refuses = [&](std::string_view text, const auto& prepare) {
