@@ -192,6 +192,7 @@ void GradScaler::agree(Optimizer& optimizer, const std::vector<Group>& ranks) {
   fill_(scale_, first.scale);
   fill_(tracker_, first.tracker);
   optimizer.zero_grad();
+  rounds_.clear();  // what other optimizers had begun of this update is begun anew with the next backward
   fail<StateError>(
       "GradScaler: a fault cost some ranks an update, and this backward's gradients are of unlike scales: "
       "this rank had a scale of {} after {} updates, the foremost {} after {}, which all have now; gradients "
@@ -241,8 +242,8 @@ Tensor GradScaler::step(Optimizer& optimizer) {
                     "after each step");
   if (round == nullptr) round = &unscaled(optimizer, "step");
   const Tensor found = round->found;
-  optimizer.step_unless(found);
-  round->stepped = true;
+  optimizer.step_unless(found);  // an optimizer of the program's own may call the scaler
+  if (Round* const stepped = round_of(optimizer)) stepped->stepped = true;
   return found;
 }
 

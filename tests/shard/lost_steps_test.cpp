@@ -835,6 +835,33 @@ TEST_CASE("a scaler that lost an update keeps no gradients of unlike scales, of 
     });
 }
 
+TEST_CASE("a loop of two optimizers goes on after a lost update of their scaler", "[faults]") {
+  on_each_way([&](World& world, Way way) {
+    Trained a(world, way), b(world, way);
+    nn::GradScaler scaler({.init_scale = 4, .growth_interval = 100});
+    const Tensor x = ones({2, 5});
+    const auto iteration = [&] {
+      a.optimizer->zero_grad();
+      b.optimizer->zero_grad();
+      scaler.scale(add(mean(square((*a.model)(x))), mean(square((*b.model)(x))))).backward();
+      scaler.step(*a.optimizer);
+      scaler.step(*b.optimizer);
+      if (world.rank() == 0 || scaler.get_scale() == 5) scaler.update(5);
+    };
+    iteration();
+    a.renew();
+    b.renew();
+    int told = 0;
+    for (int i = 0; i < 4; ++i) try {
+        iteration();
+      } catch (const StateError&) {
+        ++told;
+      }
+    expect(told == 2, "{} of 4 iterations were refused", told);
+    expect(scaler.get_scale() == 5, "a scale of {}", scaler.get_scale());
+  });
+}
+
 TEST_CASE("checkpoints and sharded states keep the count, and runs of unlike counts are not loaded") {
   const TempDirectory place;
   const std::string saved = (place.path() / "saved").string();
