@@ -20,7 +20,7 @@ class EarlySteps {
   static EarlySteps& current();
 
   void add(nn::Optimizer& optimizer);
-  void remove(const nn::Optimizer& optimizer) noexcept;
+  void remove(const std::weak_ptr<const void>& optimizer) noexcept;
 
   /// A backward begins: its groups may be others than in the last one, since a module that is moved or cast
   /// has new ones. The errors of `add` for parameters that an optimizer was given since; StateError where one

@@ -8,10 +8,19 @@
 
 namespace sherd::shard {
 
-StepInBackward::StepInBackward(nn::Optimizer& optimizer) : optimizer_(&optimizer) {
+namespace {
+
+/// Whether both are one optimizer's, also when it is gone.
+bool same_lifetime(const std::weak_ptr<const void>& a, const std::weak_ptr<const void>& b) {
+  return !a.owner_before(b) && !b.owner_before(a);
+}
+
+}  // namespace
+
+StepInBackward::StepInBackward(nn::Optimizer& optimizer) : optimizer_(optimizer.lifetime()) {
   EarlySteps::current().add(optimizer);
 }
-StepInBackward::~StepInBackward() { EarlySteps::current().remove(*optimizer_); }
+StepInBackward::~StepInBackward() { EarlySteps::current().remove(optimizer_); }
 
 EarlySteps& EarlySteps::current() { return Engine::current().early_steps(); }
 
@@ -19,7 +28,8 @@ void EarlySteps::add(nn::Optimizer& optimizer) {
   check<StateError>(!engine_.in_backward(),
                     "StepInBackward: a scope begins within a backward, of which it would step a part; begin "
                     "it before");
-  check<StateError>(std::ranges::find(steppers_, &optimizer, &Stepper::optimizer) == steppers_.end(),
+  const auto same = [&](const Stepper& s) { return same_lifetime(s.alive, optimizer.lifetime()); };
+  check<StateError>(std::ranges::none_of(steppers_, same),
                     "StepInBackward: this optimizer steps within backwards already; one scope is enough");
   Stepper stepper{.optimizer = &optimizer, .alive = optimizer.lifetime()};
   check_new_groups(stepper);
@@ -48,9 +58,9 @@ const std::unordered_set<const void*>& EarlySteps::ids(Stepper& stepper) {
   return stepper.ids;
 }
 
-void EarlySteps::remove(const nn::Optimizer& optimizer) noexcept {
+void EarlySteps::remove(const std::weak_ptr<const void>& optimizer) noexcept {
   ended_within_ = ended_within_ || engine_.in_backward();
-  std::erase_if(steppers_, [&](const Stepper& s) { return s.optimizer == &optimizer; });
+  std::erase_if(steppers_, [&](const Stepper& s) { return same_lifetime(s.alive, optimizer); });
 }
 
 void EarlySteps::begin() {

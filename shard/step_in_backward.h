@@ -1,6 +1,8 @@
 // Optimizers that step within the backward, each group when its average has come.
 #pragma once
 
+#include <memory>
+
 #include "nn/optimizer.h"
 
 namespace sherd::shard {
@@ -21,8 +23,8 @@ namespace sherd::shard {
 /// some ranks only: go on from a checkpoint.
 ///
 /// All parameters of the optimizer are sharded (ValueError; for those of a group that is added, in the next
-/// backward), and it outlives the scope, which begins and ends
-/// between backwards. One scope an optimizer (StateError).
+/// backward), and it outlives the scope (StateError in a backward), which begins and ends between backwards.
+/// One scope an optimizer (StateError).
 class SHERD_API StepInBackward {
  public:
   explicit StepInBackward(nn::Optimizer& optimizer);
@@ -31,7 +33,7 @@ class SHERD_API StepInBackward {
   StepInBackward& operator=(const StepInBackward&) = delete;
 
  private:
-  nn::Optimizer* optimizer_;
+  std::weak_ptr<const void> optimizer_;  ///< by lifetime: its address may be another's when the scope ends
 };
 
 }  // namespace sherd::shard

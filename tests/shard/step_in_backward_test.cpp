@@ -362,6 +362,23 @@ TEST_CASE("a backward within the scope of an optimizer that is gone is refused, 
   });
 }
 
+TEST_CASE("an optimizer where one was that died in its scope has a scope of its own") {
+  on_ranks([](World& world, GroupLayout layout) {
+    manual_seed(3);
+    Pair net;
+    shard_all(net, {.layout = layout});
+    std::optional<nn::Sgd> sgd(std::in_place, net.parameters(), nn::SgdOptions{.lr = 0.1});
+    auto of_dead = std::make_unique<shard::StepInBackward>(*sgd);
+    sgd.emplace(net.parameters(), nn::SgdOptions{.lr = 0.1});  // at its address
+    const shard::StepInBackward scope(*sgd);
+    of_dead.reset();
+    const auto before = net.parameters()[0].local().detach().to_vector<float>();
+    loss_of(net, world.rank(), 0).backward();
+    expect(before.empty() || net.parameters()[0].local().detach().to_vector<float>() != before,
+           "the scope of the new optimizer ended with the dead one's");
+  });
+}
+
 TEST_CASE("a step within a backward neither calls nor gathers, and its scope lies around backwards") {
   on_ranks([](World& world, GroupLayout layout) {
     const auto refuses = [&](std::string_view text, const auto& prepare) {
