@@ -134,7 +134,7 @@ TEST_CASE("GradScaler: a step is skipped as if it had never been, and the scale 
   std::mt19937 random(5);
   for (const std::string_view name : {"sgd", "adam", "adamw"})
     for (const bool clipped : {false, true})
-      for (const GradScalerOptions o :
+      for (const GradScalerOptions& o :
            {GradScalerOptions{.init_scale = 256, .growth_interval = 2},
             GradScalerOptions{
                 .init_scale = 3, .growth_factor = 1.5, .backoff_factor = 0.25, .growth_interval = 3},

@@ -656,7 +656,7 @@ TEST_CASE("a forward whose result's tensors cannot be found is refused where it 
 TEST_CASE("after unlike numbers of batches a model goes on once its optimizer is brought up") {
   Parting part;
   const TempDirectory folder;
-  on_ranks([&](World& world, shard::GroupLayout layout) {
+  on_ranks([&](World& world, shard::GroupLayout) {
     for (const bool renews : {false, true}) {
       Pair net = seeded(), one_process = seeded();
       shard::DataParallel of_net(net, world.group());
