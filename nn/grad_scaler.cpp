@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <set>
 
 #include "autograd/autograd.h"
 #include "autograd/capture/capture.h"
@@ -87,6 +88,14 @@ std::vector<Group> sharers_of(const Optimizer& optimizer) {
   return groups;
 }
 
+/// In any of the groups, in order; none where there is no other rank.
+std::vector<int> ranks_in(std::span<const Group> groups) {
+  std::set<int> all;
+  for (const Group& group : groups) all.insert(group.world_ranks().begin(), group.world_ranks().end());
+  if (all.size() == 1) all.clear();
+  return {all.begin(), all.end()};
+}
+
 /// What a rank's scaler has come to.
 struct Standing {
   double updates, scale, tracker, unlike;
@@ -131,8 +140,7 @@ Tensor scalar_i64(std::int64_t value) { return Tensor::scalar(value, {DType::i64
 
 }  // namespace
 
-GradScaler::GradScaler(GradScalerOptions options)
-    : options_(std::move(options)), first_renewals_(renewals()) {
+GradScaler::GradScaler(GradScalerOptions options) : options_(std::move(options)), compared_at_(renewals()) {
   check_options(options_);
   scale_ = Tensor::scalar(enabled() ? options_.init_scale : 1, {DType::f32, Device::cpu()});
   tracker_ = scalar_i64(0);
@@ -170,33 +178,47 @@ void GradScaler::forget_faulty_rounds() {
   if (std::exchange(renewals_of_rounds_, renewals()) != renewals()) rounds_.clear();
 }
 
-/// After a fault, before gradients are divided. Where one optimizer's ranks found an update missing, those of
-/// the others learn of it, for all their gradients may be of unlike scales.
-void GradScaler::agree(Optimizer& optimizer, const std::vector<Group>& ranks) {
+void GradScaler::remember(Optimizer& optimizer, const std::vector<Group>& sharers, std::string_view call) {
+  const std::vector<int> ranks = ranks_in(sharers);
+  std::erase_if(known_, [](const Known& k) { return k.alive.expired(); });
+  if (options_.ranks.defined()) {
+    for (const int rank : ranks)
+      check<ValueError>(
+          std::ranges::find(options_.ranks.world_ranks(), rank) != options_.ranks.world_ranks().end(),
+          "GradScaler::{}: rank {} of the world shares a parameter and is not among the ranks "
+          "given, {}; give all that take the same steps",
+          call, rank, options_.ranks.world_ranks());
+  } else {
+    if (known_.empty()) ranks_ = ranks;
+    check<StateError>(
+        ranks == ranks_,
+        "GradScaler::{}: this optimizer's parameters are shared by ranks {}, those of the first "
+        "by {}; where they differ all ranks are named, GradScaler({{.ranks = world.group()}})",
+        call, ranks, ranks_);
+  }
+  if (std::ranges::none_of(known_, [&](const Known& k) { return k.optimizer == &optimizer; }))
+    known_.push_back({optimizer.lifetime(), &optimizer});
+}
+
+/// After a fault, before gradients are divided.
+void GradScaler::compare(const std::vector<Group>& ranks) {
   const std::uint64_t now = renewals();
-  if (now == first_renewals_ || capturing_calls()) return;
-  std::erase_if(compared_, [](const Compared& c) { return c.optimizer.expired(); });
-  const std::shared_ptr<const void> lifetime = optimizer.lifetime().lock();
-  auto last =
-      std::ranges::find_if(compared_, [&](const Compared& c) { return c.optimizer.lock() == lifetime; });
-  if (last == compared_.end()) last = compared_.insert(last, {lifetime, first_renewals_});
-  if (last->renewals == now) return;
-  const Standing mine{static_cast<double>(*updates_), scale_.item(), tracker_.item(),
-                      unlike_at_ > last->renewals ? 1.0 : 0.0};
+  if (now == compared_at_ || capturing_calls()) return;
+  const Standing mine{static_cast<double>(*updates_), scale_.item(), tracker_.item(), 0};
   Standing first = mine;
   for (const Group& group : ranks) first = foremost_of(group, first);
-  last->renewals = now;
+  compared_at_ = now;
   if (first.unlike == 0) return;
-  unlike_at_ = now;
   *updates_ = static_cast<std::int64_t>(first.updates);
   fill_(scale_, first.scale);
   fill_(tracker_, first.tracker);
-  optimizer.zero_grad();
-  rounds_.clear();  // what other optimizers had begun of this update is begun anew with the next backward
+  for (const Known& known : known_)
+    if (!known.alive.expired()) known.optimizer->zero_grad();
+  rounds_.clear();
   fail<StateError>(
       "GradScaler: a fault cost some ranks an update, and this backward's gradients are of unlike scales: "
       "this rank had a scale of {} after {} updates, the foremost {} after {}, which all have now; gradients "
-      "are cleared, go on with the next backward",
+      "of all optimizers are cleared, go on with the next backward",
       mine.scale, mine.updates, first.scale, first.updates);
 }
 
@@ -207,16 +229,17 @@ GradScaler::Round& GradScaler::unscaled(Optimizer& optimizer, std::string_view c
     for (const Parameter& p : optimizer.parameters(g))
       if (p.owner() != nullptr) p.owner()->check_steppable(p);
   const NoGrad guard;
-  std::vector<Group> ranks = sharers_of(optimizer);
-  agree(optimizer, ranks);
+  const std::vector<Group> sharers = sharers_of(optimizer);
+  remember(optimizer, sharers, call);
+  compare(options_.ranks.defined() ? std::vector{options_.ranks} : sharers);
   const std::vector<std::vector<Tensor>> lists = gradients_of(optimizer);
   for (const std::vector<Tensor>& list : lists)
     for (const Tensor& gradient : list) divide(gradient);
   for (std::size_t g = 0; g < optimizer.group_count(); ++g) note_scaled(optimizer.parameters(g));
   // Of the quotients, which are infinite for a scale below 1 where the gradients need not be.
   const Tensor found = any_not_finite(lists, scale_.device());
-  tell_all(found, ranks);
-  return rounds_.emplace_back(optimizer.lifetime(), std::move(ranks), found);
+  tell_all(found, sharers);
+  return rounds_.emplace_back(optimizer.lifetime(), found);
 }
 
 void GradScaler::unscale_(Optimizer& optimizer) {
@@ -247,20 +270,11 @@ Tensor GradScaler::step(Optimizer& optimizer) {
   return found;
 }
 
-/// Of all optimizers of this update. Those of one are alike on its ranks; where others share other parameters
-/// of it, they learn of each other's.
+/// Of all optimizers of this update. Those of one are alike on its ranks.
 Tensor GradScaler::found_by_any() const {
   Tensor found = zeros({}, {DType::f32, scale_.device()});
-  std::vector<Group> ranks;
-  bool alike = true;
-  for (const Round& round : rounds_) {
-    found = maximum(found, round.found);
-    alike = alike && std::ranges::equal(round.ranks, rounds_[0].ranks, same_ranks);
-    for (const Group& group : round.ranks) add_once(ranks, group);
-  }
-  std::ranges::stable_sort(ranks, {}, &Group::size);
-  if (options_.ranks.defined()) ranks = {options_.ranks};
-  if (!alike || options_.ranks.defined()) tell_all(found, ranks);
+  for (const Round& round : rounds_) found = maximum(found, round.found);
+  if (options_.ranks.defined()) tell_all(found, std::array{options_.ranks});
   return found;
 }
 

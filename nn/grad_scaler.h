@@ -22,9 +22,10 @@ struct GradScalerOptions {
   double growth_factor = 2, backoff_factor = 0.5;
   std::int64_t growth_interval = 2000;  ///< steps in a row without overflow, after which the scale grows
   Scaling scaling = Scaling::on;
-  /// Who else takes the same steps, where the parameters do not tell: other stages of a pipeline, or ranks
-  /// that lack an optimizer which others have. `update` agrees over them. Undefined: ranks that share
-  /// parameters.
+  /// All who take the same steps, where the parameters of each optimizer do not tell: with experts over some
+  /// ranks and the rest over all in optimizers of their own, with stages of a pipeline, and where some ranks
+  /// lack an optimizer. `update` and the comparison after a renewal are over them. Undefined: the ranks that
+  /// share parameters, the same for all optimizers.
   Group ranks{};
 };
 
@@ -38,13 +39,13 @@ struct GradScalerOptions {
 ///
 /// A step is skipped when any gradient of its optimizer, on any rank that shares one of its parameters, has
 /// an inf or a NaN. Those ranks call `unscale_` (or `step`) alike, whatever gradients each has, and agree on
-/// every skip; ranks that share a parameter of any optimizer agree on every scale. Scale and counts live on
-/// the device of the first loss that was scaled. The optimizers of this library look there whether to skip,
-/// so no call waits for the device, and a scaled step can be captured; for an optimizer that does not, `step`
-/// reads it (`Optimizer::step_unless`). The first `unscale_` or `step` of an optimizer after a rank renewed a
-/// group compares scales and updates over its ranks. Where a fault cost some of them an update, all take the
-/// scale of the one with most of them, the optimizer's gradients are cleared, as they are of unlike scales,
-/// and all throw StateError; the next step goes on. So it is for each optimizer.
+/// every skip; so they do on every scale, if each optimizer has the same ranks or `GradScalerOptions::ranks`
+/// names all. Scale and counts live on the device of the first loss that was scaled. The optimizers of this
+/// library look there whether to skip, so no call waits for the device, and a scaled step can be captured;
+/// for an optimizer that does not, `step` reads it (`Optimizer::step_unless`). The first `unscale_` or `step` after a rank renewed a group compares
+/// scales and updates. Where a fault cost some ranks an update, all take the scale of the one with most of
+/// them, gradients, which are of unlike scales, are cleared in every optimizer that this scaler has seen, and
+/// all throw StateError; the next backward goes on.
 class SHERD_API GradScaler {
  public:
   explicit GradScaler(GradScalerOptions options = {});
@@ -53,7 +54,9 @@ class SHERD_API GradScaler {
   Tensor scale(const Tensor& loss);
   /// Divides the optimizer's gradients by the scale, once between two updates (StateError), and remembers
   /// whether all are finite. StateError when nothing was scaled yet, DTypeError for gradients in f16, which
-  /// would lose what the scale saved: keep f32 masters.
+  /// would lose what the scale saved: keep f32 masters. ValueError where `GradScalerOptions::ranks` lacks a
+  /// rank that shares a parameter, StateError where it is undefined and an optimizer has other ranks than the
+  /// first.
   void unscale_(Optimizer& optimizer);
   /// Unscales, unless that was done, and steps unless a gradient is not finite: the result (0-d f32) is 1
   /// where the step was skipped. Once between two updates (StateError).
@@ -83,18 +86,18 @@ class SHERD_API GradScaler {
   /// What was done for an optimizer since the last update.
   struct Round {
     std::weak_ptr<const void> optimizer;  ///< by lifetime, not by address
-    std::vector<Group> ranks;             ///< that agreed on `found`
     Tensor found;                         ///< 0-d f32: not 0 where a gradient is not finite
     bool stepped = false;
   };
-  /// An optimizer's, after a renewal: the renewals of this rank's groups after which its ranks were alike.
-  struct Compared {
-    std::weak_ptr<const void> optimizer;
-    std::uint64_t renewals;
+  /// An optimizer that this scaler has seen.
+  struct Known {
+    std::weak_ptr<const void> alive;
+    Optimizer* optimizer;
   };
   Round* round_of(const Optimizer& optimizer);
   Round& unscaled(Optimizer& optimizer, std::string_view call);
-  void agree(Optimizer& optimizer, const std::vector<Group>& ranks);
+  void remember(Optimizer& optimizer, const std::vector<Group>& sharers, std::string_view call);
+  void compare(const std::vector<Group>& ranks);
   Tensor found_by_any() const;
   void forget_faulty_rounds();
   void count_update() const;
@@ -104,10 +107,10 @@ class SHERD_API GradScaler {
   Tensor scale_, tracker_;                                                     ///< 0-d f32, 0-d i64
   bool used_ = false;                                                          ///< a loss was scaled
   std::shared_ptr<std::int64_t> updates_ = std::make_shared<std::int64_t>(0);  ///< since the scale was loaded
-  std::uint64_t first_renewals_;                                               ///< when it was made
-  std::uint64_t unlike_at_ = 0;  ///< renewals after which an update was found missing
-  std::vector<Compared> compared_;
+  std::uint64_t compared_at_;  ///< renewals of this rank's groups after which its ranks were alike
   std::uint64_t renewals_of_rounds_ = 0;
+  std::vector<Known> known_;
+  std::vector<int> ranks_;     ///< of the world, that share parameters of the first optimizer
   std::vector<Round> rounds_;  ///< in the order of the calls, alike on all ranks
 };
 

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "tests/catch.h"
+#include "tests/message_of.h"
 #include "tests/ranks.h"
 #include "tests/shard/scaler_runs.h"
 
@@ -86,7 +87,8 @@ void train_experts(World& world, Dense way, Optimizers optimizers, int bad) {
   if (optimizers == Optimizers::one)
     for (const nn::Parameter& p : expert.parameters()) all.push_back(p);
   nn::Sgd first(all, {.lr = 0.1}), second(expert.parameters(), {.lr = 0.1});
-  nn::GradScaler scaler({.init_scale = 1024});
+  nn::GradScaler scaler(
+      {.init_scale = 1024, .ranks = optimizers == Optimizers::two ? world.group() : Group{}});
   for (int step = 0; step < 3; ++step) {
     const Tensor x = ones({2, 4});
     Tensor of_expert = mean(square(expert(x)));
@@ -135,4 +137,102 @@ TEST_CASE("GradScaler: stages of a pipeline that share no parameter agree over t
     expect(scaler.get_scale() == 512, "a scale of {}", scaler.get_scale());
   });
   SUCCEED();
+}
+
+namespace {
+
+/// A part over pairs of four ranks and one over all, each with an optimizer, and their scaler.
+struct Parts {
+  World& world;
+  DeviceMesh mesh = world.mesh({2, 2}, {"pairs", "shards"}), all = world.mesh();
+  nn::Linear of_pair{4, 4}, of_all{4, 4};
+  std::optional<nn::Sgd> pairs, alls;
+  nn::GradScaler scaler;
+
+  Parts(World& ranks, const Group& named)
+      : world(ranks), scaler({.init_scale = 4, .growth_interval = 1, .ranks = named}) {
+    shard::fully_shard(of_pair, {.mesh = mesh["shards"]});
+    shard::fully_shard(of_all, {.mesh = all});
+    pairs.emplace(of_pair.parameters(), nn::SgdOptions{.lr = 0.1});
+    alls.emplace(of_all.parameters(), nn::SgdOptions{.lr = 0.1});
+  }
+  void backward() {
+    pairs->zero_grad();
+    alls->zero_grad();
+    const Tensor x = ones({2, 4});
+    scaler.scale(add(mean(square(of_pair(x))), mean(square(of_all(x))))).backward();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("GradScaler: optimizers of unlike ranks are refused until all ranks are named") {
+  run_ranks(4, [](World& world) {
+    manual_seed(0);
+    Parts unnamed(world, {});
+    unnamed.backward();
+    unnamed.scaler.step(*unnamed.pairs);
+    const std::string told = message_of<StateError>([&] { unnamed.scaler.step(*unnamed.alls); });
+    const int first = world.rank() / 2 * 2;
+    for (const std::string& word : {std::string("[0, 1, 2, 3]"), fmt::format("[{}, {}]", first, first + 1),
+                                    std::string(".ranks = world.group()")})
+      expect(told.find(word) != std::string::npos, "'{}' is not in: {}", word, told);
+    Parts too_few(world, unnamed.mesh["shards"].group());
+    too_few.backward();
+    too_few.scaler.step(*too_few.pairs);
+    const std::string lacks = message_of<ValueError>([&] { too_few.scaler.step(*too_few.alls); });
+    expect(lacks.find(fmt::format("rank {} of the world", first == 0 ? 2 : 0)) != std::string::npos, "{}",
+           lacks);
+  });
+  SUCCEED();
+}
+
+TEST_CASE("GradScaler: ranks without an optimizer that others have agree over the ranks that are named") {
+  run_ranks(4, [](World& world) {
+    manual_seed(0);
+    Parts parts(world, world.group());
+    for (const double scale : {8, 16}) {
+      parts.backward();
+      parts.scaler.step(*parts.alls);
+      if (world.rank() < 2) parts.scaler.step(*parts.pairs);
+      parts.scaler.update();
+      expect(parts.scaler.get_scale() == scale, "a scale of {}", parts.scaler.get_scale());
+    }
+  });
+  SUCCEED();
+}
+
+TEST_CASE("GradScaler: an update that some parts' ranks lost is made good on all before any part steps",
+          "[faults]") {
+  for (const bool pairs_first : {true, false})
+    for (const int updated : {0, 1, 2, 3, 4})  // by one rank; by those of one pair
+      CHECK_NOTHROW(run_ranks(4, [&](World& world) {
+        manual_seed(0);
+        Parts parts(world, world.group());
+        const Group meeting = world.group().blocks(world.size());  // which is not renewed
+        const auto step = [&] {
+          for (const bool pairs : {pairs_first, !pairs_first})
+            parts.scaler.step(pairs ? *parts.pairs : *parts.alls);
+        };
+        parts.backward();
+        step();
+        // The last call of an update ends on some ranks and not on others where a fault comes to it.
+        if (updated < 4 ? world.rank() == updated : world.rank() >= 2) parts.scaler.update(8);
+        meeting.barrier();
+        world.group().renew();
+        parts.mesh.renew();
+        parts.all.renew();
+        parts.backward();
+        const auto before = parts.of_pair.weight.local().detach().to_vector<float>();
+        const std::string told = message_of<StateError>(step);
+        expect(told.find("cost some ranks an update") != std::string::npos, "{}", told);
+        expect(parts.scaler.get_scale() == 8, "a scale of {}", parts.scaler.get_scale());
+        expect(parts.of_pair.weight.local().detach().to_vector<float>() == before, "a part stepped");
+        for (const nn::Linear* part : {&parts.of_pair, &parts.of_all})
+          expect(!part->weight.grad().defined(), "gradients are left");
+        parts.backward();
+        step();
+        parts.scaler.update();
+        expect(parts.scaler.get_scale() == 16, "a scale of {}", parts.scaler.get_scale());
+      }));
 }
