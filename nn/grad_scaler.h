@@ -42,10 +42,10 @@ struct GradScalerOptions {
 /// every skip; so they do on every scale, if each optimizer has the same ranks or `GradScalerOptions::ranks`
 /// names all. Scale and counts live on the device of the first loss that was scaled. The optimizers of this
 /// library look there whether to skip, so no call waits for the device, and a scaled step can be captured;
-/// for an optimizer that does not, `step` reads it (`Optimizer::step_unless`). The first `unscale_` or `step` after a rank renewed a group compares
-/// scales and updates. Where a fault cost some ranks an update, all take the scale of the one with most of
-/// them, gradients, which are of unlike scales, are cleared in every optimizer that this scaler has seen, and
-/// all throw StateError; the next backward goes on.
+/// for an optimizer that does not, `step` reads it (`Optimizer::step_unless`). The first `unscale_` or `step`
+/// after a rank renewed a group compares scales and updates. Where a fault cost some ranks an update, all
+/// take the scale of the one with most of them, gradients, which are of unlike scales, are cleared in every
+/// optimizer that this scaler has seen, and all throw StateError; the next backward goes on.
 class SHERD_API GradScaler {
  public:
   explicit GradScaler(GradScalerOptions options = {});
