@@ -454,6 +454,7 @@ void BackwardPass::visit(Place& place) {
     const bool any = std::any_of(place.gradients.begin(), place.gradients.end(),
                                  [](const Tensor& gradient) { return gradient.defined(); });
     const Tensors so_far = any ? sums_so_far(place) : Tensors();
+    so_far_ = {so_far.begin(), so_far.size()};
     Tensors gradients;
     Tensor sums;
     if (any) gradients = gradients_of(place, so_far, place.summed != none ? &sums : nullptr);
@@ -465,8 +466,19 @@ void BackwardPass::visit(Place& place) {
     reads_over(node);
   }
   place.gradients.clear();
-  for (const Edge& edge : node.edges) settle(edge);
+  for (std::size_t i = 0; i < node.edges.size(); ++i)
+    if (i >= handed_.size() || !handed_[i]) settle(node.edges[i]);
+  handed_.clear();
   if (!options_.retain_graph && place.useful) node.free();
+}
+
+void BackwardPass::hand(std::size_t input, Tensor gradient) {
+  const Node& node = *places_[next_].node;
+  const bool whole = input < so_far_.size() && so_far_[input].defined();
+  deliver(node.edges[input], std::move(gradient), node, input, whole, {});
+  handed_.resize(node.edges.size());
+  handed_[input] = true;
+  settle(node.edges[input]);
 }
 
 /// Runs hooks on a node's gradients, which are complete now, and gives the results to targets.

@@ -77,6 +77,20 @@ class BackwardPass {
     passing_ = std::move(passing);
   }
 
+  // ---- for the rule of the node that the walk is at, whose op is many ----
+  /// Gives leaves their gradients.
+  bool feeds() const { return feeding_; }
+  /// Input `i` has its gradient, ahead of what the rule returns, which leaves it empty.
+  void hand(std::size_t input, Tensor gradient);
+  /// The rule has come to what was recorded at `place`.
+  void come_to(std::uint64_t place) {
+    if (feeding_) state_.place = place;
+    pass_place(place);
+  }
+
+  /// What arrived so far for a target of `partial`, which no longer has it. Within the walk.
+  Tensor take_target(std::size_t input) { return std::exchange(targets_[target_of_[input]].gradient, {}); }
+
  private:
   static constexpr std::size_t none = ~std::size_t{0};
   struct Place {  // a node in this pass
@@ -153,7 +167,9 @@ class BackwardPass {
   bool announced_ = false;  // owners of storage expect reads
   std::vector<std::pair<Edge, Tensor>> seeds_;
   std::vector<Place> places_;
-  std::size_t next_ = 0;  // places before this one are done
+  std::size_t next_ = 0;      // places before this one are done
+  Inputs so_far_{};           // for the inputs of that node
+  std::vector<bool> handed_;  // its inputs that have their gradients already
   std::vector<LeafPlace> leaves_;
   std::vector<LeafPlace*> hooked_;      // of a watched pass: complete, to be handed over; the next one last
   std::vector<Target> targets_;         // each edge once

@@ -38,6 +38,7 @@ struct TracedOp {
   std::vector<TracedTensor> in, out;
   bool once = false;                                                   ///< it must not run again
   Float32MatmulPrecision precision = Float32MatmulPrecision::highest;  ///< that it ran with
+  bool recorded = false;                                               ///< gradients were, while it ran
 };
 
 struct Trace {

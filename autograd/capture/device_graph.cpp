@@ -284,11 +284,11 @@ void Program::Impl::run_graph(const std::vector<Tensor>& given) {
       Step& step = steps[i];
       if (!as_recorded && part.recording) {
         if (std::ranges::binary_search(graph->bringing, i)) continue;
+        begin_step(step);
         run_step(step);
         continue;
       }
-      take_buffers(step);
-      for (const auto& again : step.effects) again();
+      begin_step(step);
       if (step.op->mutating()) announce_writes(step);
     }
     if (part.recording) {

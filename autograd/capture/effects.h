@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "runtime/op.h"
 
@@ -11,6 +12,14 @@ namespace sherd {
 /// the ops must know of them, such as that kept copies of a tensor are old. Nothing where nothing is
 /// captured.
 void repeat_in_replays(const std::function<void()>& again);
+
+/// The same of a frame of `compile` alone: what a sharded module does around its forward, which its ops and
+/// calls among ranks are a part of, not of the program, in the grad mode of now. `name` stands in the
+/// program's text.
+void repeat_in_frames(std::string name, const std::function<void()>& again);
+
+/// A frame of `compile` that is traced now cannot be a program; `why` says so.
+void refuse_in_frames(const std::string& why);
 
 /// What this rank captures now hears of an op that ran past the listeners (`run_again`), so that a program
 /// runs it again too, and need not keep what it gives until then.

@@ -97,6 +97,7 @@ std::vector<Tensor> Frame::replay(const std::vector<Tensor>& inputs) {
   call->kept.resize(kept_.size());
   for (std::size_t k = 0; k < kept_.size(); ++k) call->kept[k].memory = kept_[k].outside;
   generator.set_state({call->start.seed, call->start.offset + (end_.offset - begin_.offset)});
+  marks_of_call_ = &call->marks;
   const std::vector<Tensor> results = forward_->run_half(inputs, call->kept, call->start);
   std::vector<Tensor> outputs;
   for (const Output& output : outputs_) {

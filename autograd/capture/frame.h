@@ -17,6 +17,8 @@
 
 namespace sherd {
 
+class BackwardPass;
+
 /// What a call leaves for its backward.
 struct FrameCall {
   std::shared_ptr<class Frame> frame;
@@ -24,6 +26,7 @@ struct FrameCall {
   std::vector<Program::Impl::Handed> kept{};  // by number
   std::vector<std::uint32_t> versions{};      // of what is kept, when the forward was over
   bool twins = false;                         // two edges lead to one place
+  std::vector<std::uint64_t> marks{};         // places in the order of recording, of the frame's marks
   RandomKey start{};                          // of the forward's random numbers
 };
 
@@ -78,6 +81,19 @@ class Frame : public std::enable_shared_from_this<Frame> {
     std::vector<Way> ways;
     std::vector<std::optional<KeptTensor>> inputs, outputs;
     Specs specs, results;
+    std::size_t marks = 0;  // that came before it
+  };
+  /// A backward of a call that is under way. On its way back it comes to the marks, at which gradients that
+  /// are whole leave and the pass around it hears how far it is.
+  struct Walk {
+    BackwardPass* outer;  // null: nobody hears of marks
+    const FrameCall* call;
+    std::size_t left;  // marks to which it still comes
+    Program::Impl* program = nullptr;
+  };
+  /// A result that leaves at a mark.
+  struct Handed {
+    std::uint32_t edge, result;
   };
   struct Target {
     std::optional<std::uint32_t> input;  // whose history it is; else a leaf
@@ -126,6 +142,10 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::uint32_t keep(Tracer& tracer, const Ref<Storage>& storage, FrameCall& call);
   std::uint32_t keep_region(Tracer& tracer, const Storage& storage, FrameCall& call,
                             std::vector<const StorageOwner*>& met);
+  void learn_marks(Recorded& recorded);
+  std::vector<std::uint64_t> first_behind_marks(const std::vector<Ref<Node>>& nodes) const;
+  bool leaves_at(std::size_t mark, std::size_t edge) const;
+  void come_to(std::size_t mark);
   Ref<const AnyOp> op_of(const FrameCall& call, const Ref<const AnyOp>& op) const;
   std::vector<Ref<Storage>> storages_of(const FrameCall& call) const;
   void number_edges();
@@ -134,7 +154,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
                                     const std::vector<Tensor>& outputs);
   void find_edges(FrameCall& call, const std::vector<Tensor>& inputs) const;
   void attach(const std::shared_ptr<FrameCall>& call, const std::vector<Tensor>& outputs);
-  Tensors differentiate(const FrameCall& call, const GradArgs& args) const;
+  Tensors differentiate(const FrameCall& call, const GradArgs& args, Tracer* tracer = nullptr);
   Backward* find(const Words& words);
   static bool unchanged(const FrameCall& call, const std::vector<std::uint32_t>& numbers);
   Tensors run(Backward& backward, FrameCall& call, const GradArgs& args, const std::vector<Tensor>& given);
@@ -156,6 +176,13 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<Output> outputs_;            // of the call, then what inputs were set to
   std::vector<std::uint32_t> set_inputs_;  // that show other memory after the call
   std::vector<Found> found_;
+  // Marks: where owners of memory do something, whose own the calls that they make are.
+  std::vector<std::string> marks_;  // their names
+  static constexpr std::size_t none = ~std::size_t{0};
+  std::vector<std::size_t>
+      leave_at_;  // by edge: the mark at which a backward has its gradient whole, or none
+  std::vector<std::uint64_t>* marks_of_call_ = nullptr;  // of the forward under way
+  Walk* walk_ = nullptr;
   RandomKey begin_{}, end_{};
   std::list<Backward> backwards_;  // the last used first
 };

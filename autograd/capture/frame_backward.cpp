@@ -1,8 +1,8 @@
 // A frame's backwards: by a program, or by the graph that eager ops would have recorded.
 #include <algorithm>
 
+#include "autograd/capture/effects.h"
 #include "autograd/capture/frame_tracer.h"
-#include "autograd/capture/resident.h"
 #include "autograd/pass.h"
 #include "autograd/region.h"
 #include "autograd/tape.h"
@@ -49,8 +49,27 @@ std::vector<Ref<Storage>> Frame::storages_of(const FrameCall& call) const {
   return storages;
 }
 
-/// By the graph that eager ops would have recorded, made anew of what the call kept.
-Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args) const {
+/// By mark, the place of the first node behind it.
+std::vector<std::uint64_t> Frame::first_behind_marks(const std::vector<Ref<Node>>& nodes) const {
+  std::vector<std::uint64_t> first(marks_.size(), std::uint64_t(-1));
+  for (std::size_t n = nodes.size(); n-- > 0;)
+    for (std::size_t mark = 0; mark < recipes_[n].marks; ++mark) first[mark] = nodes[n]->sequence;
+  return first;
+}
+
+/// Whether the gradient along an edge is whole at the mark, and somebody waits for it there.
+bool Frame::leaves_at(std::size_t mark, std::size_t edge) const {
+  const Ref<Leaf>& leaf = targets_[edges_[edge]].leaf;
+  return leave_at_[edge] == mark && leaf && leaf->sink;
+}
+
+void Frame::come_to(std::size_t mark) {
+  walk_->left = mark;
+  walk_->outer->come_to(walk_->call->marks[mark]);
+}
+
+/// By the graph that eager ops would have recorded, made anew of what the call kept. `tracer`: hears it.
+Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args, Tracer* tracer) {
   Tape& tape = Context::current().slot<Tape>();
   const std::uint64_t since = tape.sequence_behind(call.edges);
   const std::vector<Ref<Storage>> storages = storages_of(call);
@@ -93,6 +112,33 @@ Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args) const 
     so_far.push_back(i < args.beside.so_far.size() ? args.beside.so_far[i] : Tensor{});
     places.push_back(i);
   }
+  const std::vector<std::uint64_t> behind = first_behind_marks(nodes);
+  const auto back_to = [&](std::size_t mark) {
+    const auto handed = std::make_shared<std::vector<Handed>>();
+    if (tracer != nullptr)
+      repeat_in_frames("back to " + marks_[mark], [this, mark, handed] {
+        for (const Handed& h : *handed) walk_->outer->hand(h.edge, walk_->program->take_result(h.result));
+        come_to(mark);
+      });
+    const Housekeeping guard;
+    for (std::size_t k = 0; k < places.size(); ++k) {
+      if (!leaves_at(mark, places[k])) continue;
+      Tensor gradient = pass.take_target(k);
+      if (!gradient.defined()) continue;
+      if (tracer != nullptr) {
+        handed->push_back(
+            {static_cast<std::uint32_t>(places[k]), static_cast<std::uint32_t>(tracer->handed.size())});
+        tracer->handed.push_back(tracer->hand(gradient));
+      }
+      walk_->outer->hand(places[k], std::move(gradient));
+    }
+    come_to(mark);
+  };
+  if (walk_->outer != nullptr)
+    pass.watch(std::uint64_t(-1), [&](std::uint64_t place) {
+      while (walk_->left > 0 && place < behind[walk_->left - 1]) back_to(walk_->left - 1);
+      return walk_->left > 0 ? behind[walk_->left - 1] : 0;
+    });
   std::vector<Tensor> found = pass.partial(wanted, {so_far.begin(), so_far.size()}, since);
   Tensors gradients(edges_.size());
   for (std::size_t k = 0; k < places.size(); ++k) gradients[places[k]] = std::move(found[k]);
@@ -121,6 +167,7 @@ Tensors Frame::run(Backward& backward, FrameCall& call, const GradArgs& args,
     for (const std::uint32_t k : backward.reads) kept[k] = std::move(call.kept[k]);
     call.kept.clear();
   }
+  walk_->program = backward.program.get();
   const std::vector<Tensor> results = backward.program->run_half(given, kept, call.start);
   Tensors gradients(edges_.size());
   for (std::size_t i = 0; i < edges_.size(); ++i)
@@ -131,10 +178,10 @@ Tensors Frame::run(Backward& backward, FrameCall& call, const GradArgs& args,
 /// Makes a program of what was heard of a backward.
 void Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std::vector<Tensor>& given,
                            const Tensors& gradients, Backward& made) const {
-  std::vector<Tensor> results;
+  std::vector<Tensor> results;  // behind those that were handed over
   for (const Tensor& gradient : gradients) {
-    made.results.push_back(gradient.defined() ? std::optional(static_cast<std::uint32_t>(results.size()))
-                                              : std::nullopt);
+    const std::size_t at = tracer.handed.size() + results.size();
+    made.results.push_back(gradient.defined() ? std::optional(static_cast<std::uint32_t>(at)) : std::nullopt);
     if (gradient.defined()) results.push_back(gradient);
   }
   tracer.check_alive(results);
@@ -165,7 +212,10 @@ void Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std::vec
     made.reads.push_back(k);
     if (kept_[k].storage != TracedTensor::none) cut.kept.emplace_back(i, k);
   }
+  for (const TracedTensor& t : tracer.handed)
+    check<StateError>(t.storage != TracedTensor::none, "compile: a gradient comes of no op of the backward");
   Recorded recorded = tracer.take(given, results);
+  recorded.outputs.insert(recorded.outputs.begin(), tracer.handed.begin(), tracer.handed.end());
   check<StateError>(recorded.random_begin == recorded.random_end, "compile: a backward draws random numbers");
   check<StateError>(tracer.set.empty(), "compile: a gradient lets what it is given show other memory");
   recorded.random_begin = call.start;
@@ -179,7 +229,7 @@ Tensors Frame::trace_backward(const FrameCall& call, const GradArgs& args, const
   Tensors gradients;
   {
     const Listening listening(tracer);
-    gradients = differentiate(call, args);
+    gradients = differentiate(call, args, &tracer);
   }
   Backward made{std::move(words), nullptr, {}, {}};
   tracer.attempt([&] { learn_backward(tracer, call, given, gradients, made); });
@@ -205,10 +255,15 @@ Tensors Frame::backward(FrameCall& call, const GradArgs& args) {
   for (const Tensor& t : args.beside.so_far) add(t);
   describe(given, Gradients::ignored, words);
   words.push_back(static_cast<std::uint64_t>(float32_matmul_precision()));
-  std::vector<Ref<Storage>> outside;
-  for (const KeptFrom& from : kept_)
-    if (from.outside && is_brought(*from.outside)) outside.push_back(from.outside);
-  const Resident resident(outside);  // before anything is heard
+  BackwardPass* const outer = pass_state().innermost;
+  const bool marked = !marks_.empty() && !args.create_graph && !call.twins && outer->feeds();
+  words.push_back(marked ? 1 : 0);
+  Walk walk{marked ? outer : nullptr, &call, marks_.size()};
+  struct Walking {
+    Walk*& here;
+    Walk* before;
+    ~Walking() { here = before; }
+  } walking{walk_, std::exchange(walk_, &walk)};
   Tensors gradients;
   Backward* known = find(words);
   if (args.create_graph || call.twins || sherd::Tracer::active())

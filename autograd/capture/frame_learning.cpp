@@ -170,6 +170,8 @@ void Frame::learn_nodes(Tracer& tracer, const Graph& graph, const std::vector<Te
     recipe.op = node->op;
     recipe.specs = node->specs;
     recipe.results = node->outputs;
+    recipe.marks = static_cast<std::size_t>(std::ranges::lower_bound(tracer.marks, node->sequence) -
+                                            tracer.marks.begin());
     for (std::size_t i = 0; i < node->edges.size(); ++i)
       recipe.ways.push_back(way_of(node->edges[i], node->specs[i], graph, inputs));
     for (const SavedTensor& saved : node->saved_inputs) recipe.inputs.push_back(kept(saved));
@@ -250,6 +252,26 @@ std::vector<Tensor> Frame::learn_outputs(Tracer& tracer, const Graph& graph,
   return results;
 }
 
+/// Replays note when they come to a mark. Coming back to it a backward is over all that was recorded behind.
+void Frame::learn_marks(Recorded& recorded) {
+  for (Effect& effect : recorded.effects) {
+    if (effect.name.empty()) continue;
+    marks_.push_back(effect.name);
+    effect.again = [this, again = std::move(effect.again)] {
+      marks_of_call_->push_back(Context::current().slot<Tape>().take_sequence());
+      again();
+    };
+  }
+  leave_at_.assign(edges_.size(), none);
+  for (const Recipe& recipe : recipes_)
+    for (const Way& way : recipe.ways)
+      if (way.to == Way::To::target) {
+        std::size_t& at = leave_at_[way.output];
+        at = at == none ? recipe.marks : std::min(at, recipe.marks);
+      }
+  for (std::size_t& at : leave_at_) at = at == none || at == 0 ? none : at - 1;
+}
+
 /// Reads from a traced call what replays need.
 void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
                   std::uint64_t since, FrameCall& call) {
@@ -268,6 +290,8 @@ void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::
   const std::vector<Tensor> results = learn_outputs(tracer, graph, inputs, outputs);
   found_ = std::move(tracer.found);
   Recorded recorded = tracer.take(inputs, results);
+  call.marks = tracer.marks;
+  learn_marks(recorded);
   begin_ = recorded.random_begin;
   end_ = recorded.random_end;
   Cut cut;

@@ -9,6 +9,7 @@
 
 #include "autograd/capture/frame.h"
 #include "autograd/capture/tracer.h"
+#include "autograd/tape.h"
 
 namespace sherd {
 
@@ -20,10 +21,13 @@ class Frame::Tracer final : public CaptureTracer {
     for (const Tensor& t : inputs) known_.insert(t.impl());
   }
 
+  // What owners of memory do stays theirs (`repeat_in_frames`).
   void before_write(const AnyOp& op, Inputs in) override {
+    if (Context::current().housekeeping()) return;
     attempt([&] { CaptureTracer::before_write(op, in); });
   }
   void after(const AnyOp& op, Inputs in, Outputs out) override {
+    if (Context::current().housekeeping()) return;
     attempt([&] {
       check<StateError>(op.call_among_ranks() == nullptr,
                         "compile: {} is a call among ranks, which a compiled function cannot have yet",
@@ -33,7 +37,11 @@ class Frame::Tracer final : public CaptureTracer {
       for (const Tensor& t : out) known_.insert(t.impl());
     });
   }
+  void made(const Tensor& tensor, Content content) override {
+    if (!Context::current().housekeeping()) CaptureTracer::made(tensor, content);
+  }
   void host_read(const Tensor& tensor) override {
+    if (Context::current().housekeeping()) return;
     attempt([&] { CaptureTracer::host_read(tensor); });
   }
   /// What an input shows in the end, a replay gives it too; what the step made is its own.
@@ -50,6 +58,13 @@ class Frame::Tracer final : public CaptureTracer {
     });
   }
   bool keeps_calls() const override { return false; }
+  void repeat(const std::function<void()>& again, std::string name) override {
+    if (!name.empty()) marks.push_back(Context::current().slot<Tape>().take_sequence());
+    CaptureTracer::repeat(again, std::move(name));
+  }
+  void refuse(const std::string& why) override {
+    attempt([&] { fail<StateError>("{}", why); });
+  }
   void unheard(std::string_view call) override {
     attempt([&] { CaptureTracer::unheard(call); });
   }
@@ -115,9 +130,11 @@ class Frame::Tracer final : public CaptureTracer {
     std::vector<Set>& set_;
   };
 
-  std::string reason;        ///< why this cannot be captured
-  std::vector<Found> found;  ///< outside
-  std::vector<Set> set;      ///< inputs that show other memory, and what they showed
+  std::string reason;                ///< why this cannot be captured
+  std::vector<std::uint64_t> marks;  ///< places of effects with names
+  std::vector<TracedTensor> handed;  ///< of a backward: what left at marks
+  std::vector<Found> found;          ///< outside
+  std::vector<Set> set;              ///< inputs that show other memory, and what they showed
 
  private:
   bool is_outside(const Tensor& t) const {

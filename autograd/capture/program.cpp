@@ -72,10 +72,7 @@ Program::Impl::Impl(Recorded recorded, std::vector<Tensor> returned)
   const std::vector<TracedTensor>&ins = recorded.inputs, &outs = recorded.outputs;
   places.resize(trace.storages.size());
   for (std::size_t i = 0; i < places.size(); ++i)
-    if (const Ref<Storage>& outside = trace.storages[i].outside) {
-      places[i].home = Home::outside;
-      if (is_brought(*outside)) brought.push_back(outside);
-    }
+    if (trace.storages[i].outside) places[i].home = Home::outside;
   if (cut)
     for (const auto& [storage, number] : cut->kept) {
       trace.storages[storage].outside = {};  // each run is handed its own
@@ -95,12 +92,12 @@ Program::Impl::Impl(Recorded recorded, std::vector<Tensor> returned)
     Step& step = steps.emplace_back();
     step.op = traced.op;
     step.precision = traced.precision;
+    step.recorded = traced.recorded;
     for (const TracedTensor& t : traced.in) step.in.push_back(value_of(t));
     for (const TracedTensor& t : traced.out) step.out.push_back(value_of(t));
   }
   for (Effect& effect : recorded.effects)
-    (effect.before < steps.size() ? steps[effect.before].effects : last_effects)
-        .push_back(std::move(effect.again));
+    (effect.before < steps.size() ? steps[effect.before].effects : last_effects).push_back(std::move(effect));
   for (const TracedTensor& t : outs) results.push_back(value_of(t));
   for (std::size_t i = 0; i < inputs.size(); ++i) check_inside(i);
   for (Step& step : steps) {
@@ -112,19 +109,27 @@ Program::Impl::Impl(Recorded recorded, std::vector<Tensor> returned)
   if (cut) plan_half();
 }
 
-/// When a half takes memory for what leaves it, and lets go of what it was handed.
+/// When a half takes memory for what leaves it, lets go of what it was handed, and has owners bring theirs.
 void Program::Impl::plan_half() {
-  std::vector<std::uint32_t> last(places.size(), none);
+  std::vector<std::uint32_t>& last = last_use_;
+  last.assign(places.size(), none);
   for (std::uint32_t i = 0; i < steps.size(); ++i) {
     for (const auto* list : {&trace.ops[i].in, &trace.ops[i].out})
-      for (const TracedTensor& t : *list)
-        if (t.storage != none) last[t.storage] = i;
+      for (const TracedTensor& t : *list) {
+        if (t.storage == none) continue;
+        last[t.storage] = i;
+        std::vector<std::uint32_t>& brings = steps[i].brings;
+        if (!steps[i].op->is_view() && places[t.storage].home == Home::outside &&
+            is_brought(*trace.storages[t.storage].outside) &&
+            std::ranges::find(brings, t.storage) == brings.end())
+          brings.push_back(t.storage);
+      }
     for (const TracedTensor& t : trace.ops[i].out)
       if (places[t.storage].home == Home::output && trace.storages[t.storage].maker == i)
         steps[i].makes.push_back(t.storage);
   }
   for (std::uint32_t s = 0; s < places.size(); ++s)
-    if (places[s].home == Home::kept && last[s] != none) steps[last[s]].frees.push_back(s);
+    if (last[s] != none && places[s].home == Home::kept) steps[last[s]].frees.push_back(s);
 }
 
 void Program::Impl::name_values() {
@@ -474,9 +479,12 @@ void Program::Impl::run_op(Step& step) {
   run_again(*step.op, step.bound_in, step.bound_out);
 }
 
-void Program::Impl::run_step(Step& step) {
+void Program::Impl::begin_step(const Step& step) {
   take_buffers(step);
-  for (const auto& again : step.effects) again();
+  for (const Effect& effect : step.effects) effect.again();
+}
+
+void Program::Impl::run_step(Step& step) {
   if (step.op->is_view()) return;
   if (step.op->mutating()) announce_writes(step);
   run_op(step);
@@ -484,7 +492,10 @@ void Program::Impl::run_step(Step& step) {
 }
 
 void Program::Impl::run_steps() {
-  for (Step& step : steps) run_step(step);
+  for (Step& step : steps) {
+    begin_step(step);
+    run_step(step);
+  }
 }
 
 std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
@@ -511,7 +522,7 @@ std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
     run_graph(given);
   else
     run_steps();
-  for (const auto& again : last_effects) again();
+  for (const Effect& effect : last_effects) effect.again();
   wait_for_peers();
   std::vector<Tensor> outputs;
   for (const std::uint32_t v : results) outputs.push_back(values[v].tensor.detach());
@@ -520,7 +531,6 @@ std::vector<Tensor> Program::Impl::replay(const std::vector<Tensor>& given) {
 
 std::vector<Tensor> Program::Impl::run_half(const std::vector<Tensor>& given, std::vector<Handed>& kept,
                                             RandomKey start) {
-  const Resident resident(brought);  // in the mode of the call: owners ask whether a backward is to come
   const NoGrad no_grad;
   random.start = start;
   const ReplayingRandom drawing(random);
@@ -529,23 +539,44 @@ std::vector<Tensor> Program::Impl::run_half(const std::vector<Tensor>& given, st
   const Bound bound(*this);
   bind_all(given);
   for (const auto& [storage, number] : cut->kept) bind(storage, kept[number].memory, kept[number].shift);
-  for (Step& step : steps) {
+  taken_.assign(results.size(), false);
+  for (at_ = 0; at_ < steps.size(); ++at_) {
+    Step& step = steps[at_];
+    for (const Effect& effect : step.effects) effect.again();
+    Resident resident;
+    if (!step.brings.empty()) {
+      const GradMode mode(step.recorded);
+      for (const std::uint32_t s : step.brings) resident.bring(trace.storages[s].outside);
+    }
     for (const std::uint32_t s : step.makes)
       bind(s, Storage::allocate(trace.storages[s].device, trace.storages[s].bytes));
+    take_buffers(step);
     run_step(step);
     for (const std::uint32_t s : step.frees) {
       bind(s, {});
       kept[places[s].index].memory = {};
     }
   }
-  for (const auto& again : last_effects) again();
+  for (const Effect& effect : last_effects) effect.again();
   for (const auto& [storage, number] : cut->made) {
     const Tensor& of = values[places[storage].tensors.front()].tensor;
     kept[number] = {of.storage_ref(), of.layout().offset - values[places[storage].tensors.front()].offset};
   }
   std::vector<Tensor> outputs;
-  for (const std::uint32_t v : results) outputs.push_back(values[v].tensor.detach());
+  for (std::size_t r = 0; r < results.size(); ++r)
+    outputs.push_back(taken_[r] ? Tensor{} : values[results[r]].tensor.detach());
   return outputs;
+}
+
+Tensor Program::Impl::take_result(std::uint32_t r) {
+  const std::uint32_t storage = values[results[r]].storage;
+  Tensor result = values[results[r]].tensor.detach();
+  taken_[r] = true;
+  bool needed = places[storage].home != Home::output || last_use_[storage] >= at_;
+  for (std::size_t other = 0; other < results.size(); ++other)
+    needed = needed || (!taken_[other] && values[results[other]].storage == storage);
+  if (!needed) bind(storage, {});
+  return result;
 }
 
 namespace {
@@ -589,7 +620,15 @@ std::string Program::Impl::text() const {
     for (const auto& [storage, number] : cut->kept)
       if (!places[storage].tensors.empty())
         text += "kept " + declared(places[storage].tensors.front()) + "\n";
-  for (const Step& step : steps) text += line_of(step) + "\n";
+  const auto say = [&](const std::vector<Effect>& effects) {
+    for (const Effect& effect : effects)
+      if (!effect.name.empty()) text += effect.name + "\n";
+  };
+  for (const Step& step : steps) {
+    say(step.effects);
+    text += line_of(step) + "\n";
+  }
+  say(last_effects);
   if (cut)
     for (const auto& [storage, number] : cut->made)
       text += fmt::format("keep %k{} = {}\n", number, name_at(places[storage].tensors.front()));

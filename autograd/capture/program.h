@@ -35,15 +35,17 @@ struct Program::Impl {
   };
   struct Step {
     Ref<const AnyOp> op;
-    Float32MatmulPrecision precision{};  // that it was captured with
-    std::vector<std::uint32_t> in, out;  // values; none for an input that was not given
-    std::vector<std::uint32_t> takes{};  // buffers that it is the first to use for a storage
-    std::vector<std::uint32_t> lends{};  // buffers that peers may read after it
-    bool lends_given = false;            // or an input or a tensor from outside that no later step writes
-    std::vector<std::uint32_t> makes{};  // storages that get memory of their own before it, in a half
-    std::vector<std::uint32_t> frees{};  // kept storages that no later step uses
-    std::vector<std::function<void()>> effects{};  // that come before it
-    Tensors bound_in, bound_out;                   // the same as handles
+    Float32MatmulPrecision precision{};   // that it was captured with
+    bool recorded = false;                // with gradients recorded, which owners ask
+    std::vector<std::uint32_t> in, out;   // values; none for an input that was not given
+    std::vector<std::uint32_t> takes{};   // buffers that it is the first to use for a storage
+    std::vector<std::uint32_t> lends{};   // buffers that peers may read after it
+    bool lends_given = false;             // or an input or a tensor from outside that no later step writes
+    std::vector<std::uint32_t> makes{};   // storages that get memory of their own before it, in a half
+    std::vector<std::uint32_t> frees{};   // kept storages that no later step uses
+    std::vector<std::uint32_t> brings{};  // of a half: storages of owners that it uses
+    std::vector<Effect> effects{};        // that come before it
+    Tensors bound_in, bound_out;          // the same as handles
   };
   /// What a storage of the trace has of the workspace.
   struct Buffer {
@@ -91,6 +93,8 @@ struct Program::Impl {
   /// Runs a half. `given` is as it was traced. `kept`, by number, gets what this half makes for the other, or
   /// has what it is handed, which goes after its last use. Random numbers are drawn from `start`.
   std::vector<Tensor> run_half(const std::vector<Tensor>& given, std::vector<Handed>& kept, RandomKey start);
+  /// Result `r` of the run of a half that is under way, which no longer has it: called by an effect.
+  Tensor take_result(std::uint32_t r);
   /// Whether writes to inputs and to what it found do what the step's ops would.
   bool can_write(const std::vector<Tensor>& given) const;
   std::vector<Tensor> replay(const std::vector<Tensor>& given);
@@ -106,13 +110,12 @@ struct Program::Impl {
   std::vector<Step> steps;
   std::vector<Buffer> buffers;
   std::vector<Workspace> workspaces;
-  std::vector<std::uint32_t> inputs, results;       // values
-  std::vector<Tensor> first;                        // outputs of the captured run
-  std::vector<std::function<void()>> last_effects;  // after all steps
-  RandomReplay random;                              // what the captured run drew
+  std::vector<std::uint32_t> inputs, results;  // values
+  std::vector<Tensor> first;                   // outputs of the captured run
+  std::vector<Effect> last_effects;            // after all steps
+  RandomReplay random;                         // what the captured run drew
   std::optional<DeviceGraph> graph;
-  std::optional<Cut> cut;               // of a half
-  std::vector<Ref<Storage>> brought{};  // outside, by owners that may have let go of it
+  std::optional<Cut> cut;  // of a half
 
  private:
   std::uint32_t value_of(const TracedTensor& t);
@@ -141,6 +144,7 @@ struct Program::Impl {
   void lend(const Step& step);
   void wait_for_peers();
   void run_op(Step& step);
+  void begin_step(const Step& step);  ///< its effects, and memory for what it makes
   void run_step(Step& step);
   void run_steps();
 
@@ -162,6 +166,9 @@ struct Program::Impl {
   Float32MatmulPrecision* precision_ = nullptr;  // the rank's, during a replay
   std::vector<std::shared_ptr<LentCall>> lent_;  // what the program does not own
   std::vector<std::uint32_t> replaced_;          // buffers whose values have other memory in this replay
+  std::vector<std::uint32_t> last_use_;          // of a half: by storage, the step
+  std::vector<bool> taken_;                      // results, in the run under way
+  std::uint32_t at_ = 0;                         // the step that it is at
 };
 
 /// Gives back the memory that halves on this rank share.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@ namespace sherd {
 struct Effect {
   std::size_t before;  ///< index of the op that came next, or the number of ops
   std::function<void()> again;
+  std::string name{};  ///< in the text; empty for what no reader of it need know
 };
 
 /// What crosses between two programs that are one cut in two, as storages of the trace by their number in

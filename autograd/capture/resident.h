@@ -1,7 +1,6 @@
-// Memory that owners bring, and keep, while a program runs.
+// Memory that owners bring, and keep, while an op of a program runs.
 #pragma once
 
-#include <span>
 #include <vector>
 
 #include "autograd/region.h"
@@ -15,31 +14,23 @@ inline bool is_brought(const Storage& storage) {
   return storage.owned() && region_trace(*storage.owner()) == nullptr;
 }
 
-/// Brings the memory of those with such an owner, all of it before any op, and keeps it to its end.
+/// A scope that keeps memory of owners, once it is brought.
 class Resident {
  public:
-  explicit Resident(std::span<const Ref<Storage>> storages) {
-    for (const Ref<Storage>& storage : storages) {
-      if (!storage || !is_brought(*storage)) continue;
-      storage->pin();
-      pinned_.push_back(storage);
-    }
-    try {
-      for (const Ref<Storage>& storage : pinned_)
-        if (!storage->resident()) storage->owner()->need(*storage);
-    } catch (...) {
-      unpin();
-      throw;
-    }
+  Resident() = default;
+  ~Resident() {
+    for (const Ref<Storage>& storage : pinned_) storage->unpin();
   }
-  ~Resident() { unpin(); }
   Resident(const Resident&) = delete;
   Resident& operator=(const Resident&) = delete;
 
- private:
-  void unpin() noexcept {
-    for (const Ref<Storage>& storage : pinned_) storage->unpin();
+  void bring(const Ref<Storage>& storage) {
+    pinned_.push_back(storage);
+    storage->pin();
+    if (!storage->resident()) storage->owner()->need(*storage);
   }
+
+ private:
   std::vector<Ref<Storage>> pinned_;
 };
 

@@ -23,7 +23,20 @@ bool capturing() { return !captures().empty(); }
 bool capturing_calls() { return std::ranges::any_of(captures(), &CaptureTracer::keeps_calls); }
 
 void repeat_in_replays(const std::function<void()>& again) {
-  for (CaptureTracer* tracer : captures()) tracer->repeat(again);
+  for (CaptureTracer* tracer : captures()) tracer->repeat(again, {});
+}
+
+void repeat_in_frames(std::string name, const std::function<void()>& again) {
+  const auto in_mode = [again, recorded = Context::current().grad_enabled()] {
+    const GradMode mode(recorded);
+    again();
+  };
+  for (CaptureTracer* tracer : captures())
+    if (!tracer->keeps_calls()) tracer->repeat(in_mode, name);
+}
+
+void refuse_in_frames(const std::string& why) {
+  for (CaptureTracer* tracer : captures()) tracer->refuse(why);
 }
 
 void tell_captures(const AnyOp& op, Inputs in, Outputs out) {

@@ -1,7 +1,9 @@
 // What `capture` hears while the step runs, and what it refuses.
 #pragma once
 
+#include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "autograd/capture/recorded.h"
@@ -28,7 +30,16 @@ class CaptureTracer : public Tracer {
   /// Whether the program repeats calls among ranks.
   virtual bool keeps_calls() const { return true; }
   /// A program repeats it before the next op (`repeat_in_replays`).
-  void repeat(const std::function<void()>& again) { effects_.push_back({trace_.ops.size(), again}); }
+  virtual void repeat(const std::function<void()>& again, std::string name) {
+    effects_.push_back({trace_.ops.size(), again, std::move(name)});
+  }
+  /// `tensor` is a result that somebody has from here on: as it stands among the program's outputs.
+  TracedTensor hand(const Tensor& tensor) {
+    provided_.insert(tensor.storage().id());
+    return {find(tensor.storage()), tensor.dtype(), tensor.layout()};
+  }
+  /// The step cannot be a program.
+  virtual void refuse(const std::string&) {}
   /// Peers no longer use what the step's calls took, so it is free where the step let go of it.
   void wait_for_peers();
 
