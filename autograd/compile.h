@@ -28,11 +28,16 @@ enum class CommonSubexpressions : std::uint8_t { each, once };
 /// same tensors, or trusts that nobody put others in their place, and asks of their dtype alone.
 enum class ManagedParameters : std::uint8_t { guarded, trusted };
 
+/// Of a module with sharded modules below: whether it is compiled in parts, between which their gathers and
+/// frees are made, or is one program in which they are.
+enum class ShardedBelow : std::uint8_t { in_parts, inside };
+
 struct CompileOptions {
   Executor executor = Executor::replay;
   FullGraph full_graph = FullGraph::no;
   CommonSubexpressions common_subexpressions = CommonSubexpressions::each;
   ManagedParameters managed_parameters = ManagedParameters::guarded;
+  ShardedBelow sharded_below = ShardedBelow::in_parts;
   std::size_t programs = 8;  ///< kept of one function; beyond, the one that was used longest ago goes
 };
 

@@ -15,15 +15,19 @@ const Module* sharded_below(Module& module) {
 /// What a module's program depends on beside its arguments.
 class Guards final : public MemberVisitor {
  public:
-  Guards(std::vector<std::uint64_t>& words, ManagedParameters managed) : words_(words), managed_(managed) {}
+  Guards(std::vector<std::uint64_t>& words, const CompileOptions& options)
+      : words_(words), options_(options) {}
 
   void look(Module& root) {
     root.visit_all_members(*this);
     root.visit_all_modules([&](Module& m) {
       words_.push_back(m.training() ? 1 : 0);
       if (&m != &root && m.watched()) unfit = fmt::format("a {} below is observed", m.type_name());
-      if (&m != &root && m.extension() != nullptr)
-        unfit = fmt::format("a {} below is sharded", m.type_name());
+      if (&m != &root && m.extension() != nullptr) {
+        if (options_.sharded_below == ShardedBelow::in_parts || !m.extension()->repeats_in_programs())
+          unfit = fmt::format("a {} below is sharded", m.type_name());
+        words_.push_back(reinterpret_cast<std::uintptr_t>(m.extension().get()));
+      }
       if (&m != &root && m.compiled() != nullptr) words_.push_back(2);
     });
   }
@@ -31,7 +35,7 @@ class Guards final : public MemberVisitor {
     words_.push_back(member.defined() ? 1 : 0);
     if (!member.defined()) return;
     const Tensor& used = member.object().tensor();
-    if (managed_ == ManagedParameters::trusted && member.object().owner() != nullptr)
+    if (options_.managed_parameters == ManagedParameters::trusted && member.object().owner() != nullptr)
       words_.push_back(static_cast<std::uint64_t>(used.dtype()));  // of two precisions
     else
       add(used);
@@ -55,45 +59,59 @@ class Guards final : public MemberVisitor {
     }
   }
   std::vector<std::uint64_t>& words_;
-  ManagedParameters managed_;
+  const CompileOptions& options_;
 };
+
+/// Forwards that a program had begun when it threw: those of sharded modules below.
+void end_begun(Module& module) noexcept {
+  module.visit_all_modules([&](Module& m) {
+    if (&m != &module && m.extension() != nullptr) m.extension()->forward_failed(m);
+  });
+}
 
 class CompiledModule : public CompiledForward {
  public:
-  explicit CompiledModule(CompileOptions options) : programs(options), managed_(options.managed_parameters) {}
+  explicit CompiledModule(CompileOptions options) : programs(options), options_(options) {}
   Result call(Module& module, const Arguments& arguments, const std::function<std::vector<Tensor>()>& forward,
               const std::function<std::shared_ptr<const void>()>& keep_form) override {
     std::vector<std::uint64_t> words{reinterpret_cast<std::uintptr_t>(arguments.signature)};
     words.push_back(arguments.values.size());
     words.insert(words.end(), arguments.values.begin(), arguments.values.end());
-    Guards guards(words, managed_);
+    Guards guards(words, options_);
     guards.look(module);
     const std::string& unfit = guards.unfit.empty() ? arguments.unfit : guards.unfit;
-    CompiledPrograms::Result made =
-        programs.call(arguments.tensors, std::move(words), forward, unfit, keep_form);
-    return {std::move(made.outputs), std::move(made.form)};
+    try {
+      CompiledPrograms::Result made =
+          programs.call(arguments.tensors, std::move(words), forward, unfit, keep_form);
+      return {std::move(made.outputs), std::move(made.form)};
+    } catch (...) {
+      end_begun(module);
+      throw;
+    }
+  }
+
+  /// Compiles what has no sharded module below and is not compiled yet, nested ones too, of which the
+  /// outermost that is called counts.
+  void add_parts(Module& module) {
+    module.visit_all_modules([&](Module& m) {
+      if (&m == &module) return;
+      if (m.compiled() == nullptr && sharded_below(m) == nullptr)
+        m.set_compiled(std::make_shared<CompiledModule>(options_));
+      if (const auto* part = dynamic_cast<CompiledModule*>(m.compiled().get()))
+        programs.add_part(part->programs);
+    });
   }
 
   CompiledPrograms programs;
 
  private:
-  ManagedParameters managed_;
+  CompileOptions options_;
 };
 
 /// A module whose forward runs eagerly, and what it calls by programs of their own.
 class SplitModule final : public CompiledModule {
  public:
-  /// Compiles what has no sharded module below and is not compiled yet, nested ones too, of which the
-  /// outermost that is called counts.
-  SplitModule(Module& module, CompileOptions options) : CompiledModule(options) {
-    module.visit_all_modules([&](Module& m) {
-      if (&m == &module) return;
-      if (m.compiled() == nullptr && sharded_below(m) == nullptr)
-        m.set_compiled(std::make_shared<CompiledModule>(options));
-      if (const auto* part = dynamic_cast<CompiledModule*>(m.compiled().get()))
-        programs.add_part(part->programs);
-    });
-  }
+  using CompiledModule::CompiledModule;
   Result call(Module&, const Arguments&, const std::function<std::vector<Tensor>()>& forward,
               const std::function<std::shared_ptr<const void>()>&) override {
     forward();
@@ -105,16 +123,17 @@ class SplitModule final : public CompiledModule {
 
 void compile(Module& module, CompileOptions options) {
   const Module* sharded = sharded_below(module);
-  check<StateError>(
-      sharded == nullptr || options.full_graph == FullGraph::no,
-      "compile: {} has a {} below that is sharded, whose gathers cannot be in a program yet, so it is no "
-      "full graph; without FullGraph::yes it is compiled in parts",
-      module.type_name(), sharded != nullptr ? sharded->type_name() : "");
+  const bool in_parts = sharded != nullptr && options.sharded_below == ShardedBelow::in_parts;
+  check<StateError>(!in_parts || options.full_graph == FullGraph::no,
+                    "compile: {} has a {} below that is sharded, and is compiled in parts, so it is no full "
+                    "graph; give ShardedBelow::inside",
+                    module.type_name(), in_parts ? sharded->type_name() : "");
   check<StateError>(module.compiled() == nullptr, "compile: {} is compiled already", module.type_name());
-  if (sharded == nullptr)
-    module.set_compiled(std::make_shared<CompiledModule>(options));
-  else
-    module.set_compiled(std::make_shared<SplitModule>(module, options));
+  const std::shared_ptr<CompiledModule> compiled =
+      in_parts ? std::make_shared<SplitModule>(options) : std::make_shared<CompiledModule>(options);
+  // Of a call that is no program its parts are.
+  if (sharded != nullptr && options.full_graph == FullGraph::no) compiled->add_parts(module);
+  module.set_compiled(compiled);
 }
 
 CompiledPrograms& compiled_programs(const Module& module) {

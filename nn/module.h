@@ -61,6 +61,8 @@ class SHERD_API ModuleExtension : public ModuleObserver {
   /// Whether lists leave out this parameter, whose owner it is too, because one of `own_parameters` stands
   /// for it.
   virtual bool hides(const Parameter& parameter) const;
+  /// Whether a program around the module's forward repeats what the extension does before and after it.
+  virtual bool repeats_in_programs() const { return false; }
   /// StateError if values may not be replaced now. Asked of a module and all below before `change` of any.
   virtual void check_changeable() const {}
   /// Replaces all values that the extension keeps, gradients included, by what `change` returns for them.

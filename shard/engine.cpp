@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "autograd/capture/effects.h"
 #include "autograd/pass.h"
 #include "collectives/observe.h"
 #include "runtime/context.h"
@@ -66,6 +67,7 @@ void Engine::renewed(const Group& ranks) {
 // ---- reads ----
 
 void Engine::unshard(ParameterGroup& group) {
+  refuse_in_frames("compile: unshard is called inside");
   Gathered& gathered = group.in_use();
   if (gathered.is_shard_itself()) return;
   check_steps(group);
@@ -76,6 +78,7 @@ void Engine::unshard(ParameterGroup& group) {
 }
 
 void Engine::demand(Gathered& gathered) {
+  if (recording_region()) refuse_in_frames("compile: recompute reads a group outside its module");
   check_steps(gathered.group());
   if (walking() && plan().concerns(gathered)) {
     gathered.check_unwritten();

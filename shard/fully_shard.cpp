@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "autograd/capture/effects.h"
 #include "autograd/node.h"
 #include "collectives/world.h"
 #include "runtime/context.h"
@@ -144,6 +145,7 @@ UnshardHandle unshard_async(nn::Module& module) {
 void unshard(nn::Module& module) { unshard_async(module).wait(); }
 
 void reshard(nn::Module& module) {
+  refuse_in_frames("compile: reshard is called inside");
   for (const NamedUnit& u : units_for(module, "reshard")) u.unit->let_go();
 }
 

@@ -376,21 +376,63 @@ void Unit::before_forward(nn::Module& module, std::span<Tensor* const> inputs) {
   check_values(module, inputs);
   const bool root = !root_->running();
   if (root) begin_root(module);
-  ++running_;
-  Engine& engine = Engine::current();
-  root_->enter(engine, root ? below_.tied() : std::vector<std::shared_ptr<ParameterGroup>>{});
+  repeat_begin(root);
+  enter(root ? below_.tied() : std::vector<std::shared_ptr<ParameterGroup>>{});
   cast_inputs(inputs, root);
-  for (const auto& group : groups_) root_->begin_use(engine, *group);
+  begin_use();
+}
+
+void Unit::enter(std::span<const std::shared_ptr<ParameterGroup>> tied) {
+  ++running_;
+  root_->enter(Engine::current(), tied);
+}
+
+void Unit::begin_use() {
+  for (const auto& group : groups_) root_->begin_use(Engine::current(), *group);
+}
+
+void Unit::end_use(AfterForward after) {
+  for (const auto& group : groups_) root_->end_use(*group, after);
+}
+
+void Unit::leave(std::span<Tensor* const> outputs) {
+  --running_;
+  root_->leave(outputs);
 }
 
 void Unit::after_forward(nn::Module&, std::span<Tensor* const> outputs) {
   const bool root = root_->depth() == 1;
-  for (const auto& group : groups_) root_->end_use(*group, root ? AfterForward::keep : policy_.after_forward);
+  end_use(root ? AfterForward::keep : policy_.after_forward);
+  repeat_end();
   if (policy_.output_dtype)
     for (Tensor* output : outputs)
       if (output->defined() && is_floating(output->dtype())) *output = to(*output, *policy_.output_dtype);
-  --running_;
-  root_->leave(outputs);
+  leave(outputs);
+}
+
+// A compiled forward around this one has it in its program.
+
+void Unit::repeat_begin(bool root) {
+  if (!capturing()) return;
+  if (root) refuse_in_frames("compile: a sharded model begins inside; compile the model itself");
+  if (recording_region()) refuse_in_frames("compile: a sharded module runs within recompute");
+  repeat_in_frames(fmt::format("begin {}", label_), [weak = weak_from_this()] {
+    const auto unit = weak.lock();
+    if (!unit) return;
+    unit->refuse_summoned("a forward begins");
+    unit->enter({});
+    unit->begin_use();
+  });
+}
+
+void Unit::repeat_end() {
+  if (!capturing()) return;
+  repeat_in_frames(fmt::format("end {}", label_), [weak = weak_from_this()] {
+    const auto unit = weak.lock();
+    if (!unit) return;
+    unit->end_use(unit->policy_.after_forward);
+    unit->leave({});
+  });
 }
 
 /// A backward from there would reach the forward on ranks alone whose graphs read parameters.

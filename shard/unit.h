@@ -144,6 +144,7 @@ class Unit final : public nn::ModuleExtension,
   void after_forward(nn::Module& module, std::span<Tensor* const> outputs) override;
   void result_unknown(nn::Module& module, std::string_view type) override;
   void forward_failed(nn::Module& module) noexcept override;
+  bool repeats_in_programs() const override { return true; }
   std::vector<nn::NamedParameter> own_parameters() const override;
   bool hides(const nn::Parameter& parameter) const override;
   void check_changeable() const override;
@@ -178,6 +179,12 @@ class Unit final : public nn::ModuleExtension,
   [[noreturn]] void fail_changed(const std::string& name) const;
   void use(Members& members);
   void begin_root(nn::Module& root);
+  void repeat_begin(bool root);
+  void repeat_end();
+  void enter(std::span<const std::shared_ptr<ParameterGroup>> tied);
+  void begin_use();
+  void end_use(AfterForward after);
+  void leave(std::span<Tensor* const> outputs);
   void number() const;
   void apply_synchronising();
   void check_values(const nn::Module& module, std::span<Tensor* const> inputs) const;

@@ -49,7 +49,8 @@ struct Way {
   const char* name;
   shard::Options options{};
   bool recomputes = false, steps_within = false, inner_part = false;
-  std::optional<ManagedParameters> in_parts{};  ///< the whole model, split at its sharded modules
+  std::optional<ManagedParameters> model{};  ///< the whole of it is compiled, split at its sharded modules
+  ShardedBelow below = ShardedBelow::in_parts;
 };
 std::vector<Way> ways() {
   std::vector<Way> all{{"plain", {}},
@@ -65,6 +66,13 @@ std::vector<Way> ways() {
   other.options = all[2].options;
   other.options.mixed_precision.evaluation = shard::Precision::full;
   all.push_back(other);
+  for (const Way& whole : std::vector<Way>(all)) {
+    if (whole.inner_part || whole.model == ManagedParameters::guarded) continue;
+    other = whole;
+    other.model = whole.model.value_or(ManagedParameters::guarded);
+    other.below = ShardedBelow::inside;
+    all.push_back(other);
+  }
   return all;
 }
 
@@ -78,7 +86,7 @@ std::vector<std::vector<double>> train(World& world, shard::GroupLayout layout, 
   const bool here = compiles == Compiles::everybody || (compiles == Compiles::rank_0 && world.rank() == 0);
   for (Block& block : net.blocks) {
     shard::fully_shard(block, options);
-    if (!here || way.in_parts) continue;
+    if (!here || way.model) continue;
     if (way.inner_part)
       nn::compile(block.in);
     else
@@ -86,7 +94,7 @@ std::vector<std::vector<double>> train(World& world, shard::GroupLayout layout, 
   }
   shard::fully_shard(net, options);
   net.head.eval();  // whose call is the same in both modes of the model
-  if (here && way.in_parts) nn::compile(net, {.managed_parameters = *way.in_parts});
+  if (here && way.model) nn::compile(net, {.managed_parameters = *way.model, .sharded_below = way.below});
   nn::Adam optimizer(net.parameters(), {.lr = 0.02});
   std::optional<shard::StepInBackward> within;
   if (way.steps_within) within.emplace(optimizer);
@@ -114,7 +122,11 @@ std::vector<std::vector<double>> train(World& world, shard::GroupLayout layout, 
       optimizer.zero_grad();
     }
   }
-  if (compiles == Compiles::everybody && way.in_parts) {
+  if (compiles == Compiles::everybody && way.below == ShardedBelow::inside) {
+    const CompileStats stats = nn::compiled_programs(net).stats();
+    expect(way.recomputes || (stats.hits >= 3 && stats.eager == 0), "{}, one program: {} hits, {} eager\n{}",
+           way.name, stats.hits, stats.eager, nn::compiled_programs(net).text());
+  } else if (compiles == Compiles::everybody && way.model) {
     const CompileStats stats = nn::compiled_programs(net).stats();
     // The three blocks and the head, the blocks in training and in evaluation, for two sizes of batch.
     expect(stats.hits > 15 && stats.eager == 0 && stats.graphs >= 12, "{}: {} hits, {} eager, {} graphs\n{}",
@@ -142,7 +154,8 @@ TEST_CASE("blocks that are sharded and compiled train with eager's bits, on the 
     for (const Way& way : ways()) {
       const auto eager = train(world, layout, way, Compiles::nobody);
       for (const Compiles compiles : {Compiles::everybody, Compiles::rank_0})
-        expect(train(world, layout, way, compiles) == eager, "{}: other bits", way.name);
+        expect(train(world, layout, way, compiles) == eager, "{}{}: other bits", way.name,
+               way.below == ShardedBelow::inside ? ", one program" : "");
     }
   });
 }

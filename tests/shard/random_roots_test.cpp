@@ -62,12 +62,22 @@ struct Piece final : nn::Layer<Piece> {
   std::vector<std::size_t> order;
   Event* event = nullptr;
 
-  Tensor forward(const Tensor& x) {
+  /// Of how it runs next, for programs of it. What an event does is of one run.
+  std::int64_t state() const {
+    static thread_local std::int64_t runs = 0;
+    if (event != nullptr && event->act) return ++runs;
+    std::uint64_t all = (uses_own ? 1 : 0) + (again ? 2 : 0) + (blind ? 4 : 0) + 8 * order.size();
+    for (const std::size_t child : order)
+      all = all * 1000003 + child * 31 + static_cast<std::uint64_t>(children[child].state());
+    return static_cast<std::int64_t>(all | std::uint64_t{1} << 63);  // as no number of a run is
+  }
+
+  Tensor forward(const Tensor& x, std::int64_t) {
     Tensor y = uses_own ? add(x, mul(tanh(own(x)), sum(scale))) : x;
     if (event != nullptr) y = event->pass(y);
     for (const std::size_t child : order) {
       const GradMode mode(!(blind && child == order[0]) && Context::current().grad_enabled());
-      const auto region = [&] { return children[child](y); };
+      const auto region = [&] { return children[child](y, children[child].state()); };
       y = again ? recompute(region) : region();
     }
     return y;
@@ -87,7 +97,7 @@ struct Model final : nn::Layer<Model> {
   int second = 0;
 
   std::pair<Tensor, Tensor> forward(const Tensor& x) {
-    const Tensor low = tanh(prefix(x)), y = body(low);
+    const Tensor low = tanh(prefix(x)), y = body(low, body.state());
     return {head(y), second == 0 ? mul(x, 2) : second == 1 ? low : mul(y, 2)};
   }
   void visit(auto&& on) {
@@ -354,7 +364,8 @@ struct Run {
       if (it.piece >= 0) {
         Piece& piece = *pieces_of(model)[static_cast<std::size_t>(it.piece)];
         plan(piece, random, events.back().get());
-        first = it.region ? recompute([&] { return piece(x); }) : piece(x);
+        const std::int64_t state = piece.state();
+        first = it.region ? recompute([&] { return piece(x, state); }) : piece(x, state);
         if (it.no_grad) first = first.detach();  // it may be the input
       } else {
         plan(model.body, random, events.back().get());
@@ -605,19 +616,36 @@ void play_step(World& world, std::uint64_t seed, int number, const Step& step, c
   }
 }
 
-/// Compiles some of the linear layers, not the same ones on all ranks: what each calls stays as it was.
-/// (Pieces run as a plan says that no program asks for.)
-void compile_some(Models& models, std::uint64_t seed, int rank) {
+enum class Compiles { nothing, layers, pieces };
+
+/// Compiles some layers, or pieces with what is sharded in them, not the same ones on all ranks: what each
+/// calls stays as it was.
+void compile_some(Models& models, std::uint64_t seed, int rank, Compiles what) {
   Random random(seed + 1000 * static_cast<std::uint64_t>(rank + 1));
+  for (Piece* piece : pieces_of(models))
+    if (what == Compiles::pieces && static_cast<nn::Module*>(piece)->compiled() == nullptr &&
+        once_in(random, 2))
+      nn::compile(*piece, {.sharded_below = ShardedBelow::inside});
   for (const nn::NamedModule& m : models.named_modules())
-    if (dynamic_cast<nn::Linear*>(m.module) != nullptr && !once_in(random, 3))
+    if (what == Compiles::layers && dynamic_cast<nn::Linear*>(m.module) != nullptr && !once_in(random, 3))
       nn::compile(*m.module, {.managed_parameters = once_in(random, 2) ? ManagedParameters::trusted
                                                                        : ManagedParameters::guarded});
 }
 
-enum class Compiles { nothing, some };
+/// Pieces of rank 0 whose programs ran, and had forwards of sharded modules in them.
+int programs_around_units(Models& models) {
+  int programs = 0;
+  for (Piece* piece : pieces_of(models)) {
+    const nn::Module& module = *piece;
+    if (module.compiled() == nullptr) continue;
+    const CompiledPrograms& of = nn::compiled_programs(module);
+    programs += of.stats().hits > 0 && of.text().find("\nbegin ") != std::string::npos ? 1 : 0;
+  }
+  return programs;
+}
 
-void play(World& world, std::uint64_t seed, Compiles compiles) {
+/// Gives `programs_around_units`.
+int play(World& world, std::uint64_t seed, Compiles compiles) {
   Random random(seed);
   manual_seed(seed);
   Models by_hand;
@@ -629,17 +657,22 @@ void play(World& world, std::uint64_t seed, Compiles compiles) {
   const Common common{draw_meshes(random, world),
                       once_in(random, 2) ? shard::GroupLayout::flat : shard::GroupLayout::per_parameter};
   const Shape shape = shard_all(models, random, common);
-  if (compiles == Compiles::some) compile_some(models, seed, world.rank());
+  if (compiles != Compiles::nothing) compile_some(models, seed, world.rank(), compiles);
   for (int i = 0; i < 3; ++i) {
     Step step = draw_step(random, shape);
     const auto shared = [&](const Backward& b) { return legal(b, step, shape, world.size()); };
     while (!std::ranges::all_of(step.backwards, shared)) step = draw_step(random, shape);
+    const bool optimizes = std::exchange(step.optimizes, false);
+    if (compiles == Compiles::pieces)  // and then by programs
+      for (int times = 0; times < 2; ++times) play_step(world, seed, i, step, shape, common, models, by_hand);
+    step.optimizes = optimizes;
     play_step(world, seed, i, step, shape, common, models, by_hand);
   }
   const nn::StateDict whole = shard::full_state_dict(models), expected = by_hand.state_dict();
   for (std::size_t p = 0; p < whole.size(); ++p)
     expect(whole[p].second.to_vector<float>() == expected[p].second.to_vector<float>(),
            "seed {}, {} ranks: '{}' differs", seed, world.size(), whole[p].first);
+  return programs_around_units(models);
 }
 
 }  // namespace
@@ -650,12 +683,18 @@ namespace {
 std::uint64_t seeds(std::uint64_t all) {
   return test::thread_sanitizer ? 2 : test::address_sanitizer ? all / 5 : all;
 }
-void play_seeds(std::uint64_t first, std::uint64_t last, Compiles compiles = Compiles::nothing) {
+/// Gives `programs_around_units` of all.
+int play_seeds(std::uint64_t first, std::uint64_t last, Compiles compiles = Compiles::nothing) {
+  int programs = 0;
   for (std::uint64_t seed = first; seed <= last; ++seed)
     for (const int ranks : {1, 2, 3, 4}) {
       INFO("seed " << seed << ", " << ranks << " ranks");
-      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) { play(world, seed, compiles); }));
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        const int here = play(world, seed, compiles);
+        if (world.rank() == 0) programs += here;
+      }));
     }
+  return programs;
 }
 
 }  // namespace
@@ -669,11 +708,14 @@ TEST_CASE("programs whose forwards begin with what others keep, or are frozen, t
     play_seeds(seed, seed);
 }
 TEST_CASE("random programs of two models, of which ranks compile some layers, train like models by hand") {
-  play_seeds(1, seeds(40), Compiles::some);
+  play_seeds(1, seeds(40), Compiles::layers);
+}
+TEST_CASE("random programs of two models, of which ranks compile pieces whole, train like models by hand") {
+  CHECK(play_seeds(1, seeds(40), Compiles::pieces) >= static_cast<int>(seeds(40)));
 }
 TEST_CASE("compiled layers read, and ask after a renewal, as eager ones do on other ranks") {
   for (const std::uint64_t seed : {952, 1904, 3267, 5136, 6075, 22080, 16000794, 17000130})
-    play_seeds(seed, seed, Compiles::some);
+    play_seeds(seed, seed, Compiles::layers);
 }
 TEST_CASE("many random programs of two models, in which ranks differ, train like models by hand", "[.soak]") {
   const auto [first, last] = test::soak_seeds({61, 20000});
@@ -682,5 +724,11 @@ TEST_CASE("many random programs of two models, in which ranks differ, train like
 TEST_CASE("many random programs of two models, of which ranks compile some layers, train like models by hand",
           "[.soak]") {
   const auto [first, last] = test::soak_seeds({41, 20000});
-  play_seeds(first, last, Compiles::some);
+  play_seeds(first, last, Compiles::layers);
+}
+TEST_CASE(
+    "many random programs of two models, of which ranks compile pieces whole, train like models by hand",
+    "[.soak]") {
+  const auto [first, last] = test::soak_seeds({41, 20000});
+  play_seeds(first, last, Compiles::pieces);
 }

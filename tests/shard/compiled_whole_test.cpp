@@ -1,0 +1,192 @@
+// A model with sharded modules below is one program, in which their gathers and frees are.
+#include <algorithm>
+
+#include "autograd/autograd.h"
+#include "nn/compile.h"
+#include "nn/optimizer.h"
+#include "shard/fully_shard.h"
+#include "tests/shard/twins.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+struct Block final : nn::Layer<Block> {
+  nn::Linear in, out;
+  explicit Block(std::int64_t width = 6) : in(width, 4 * width), out(4 * width, width) {}
+  Tensor forward(const Tensor& x) const { return add(x, out(gelu(in(x)))); }
+  void visit(auto&& on) {
+    on("in", in);
+    on("out", out);
+  }
+};
+struct Stack final : nn::Layer<Stack> {
+  nn::ModuleList<Block> blocks;
+  std::function<void()> between;  ///< blocks
+
+  explicit Stack(int count = 3, std::int64_t width = 6) {
+    for (int i = 0; i < count; ++i) blocks.emplace_back(width);
+  }
+  Tensor forward(const Tensor& x) const {
+    Tensor y = x;
+    for (const Block& block : blocks) {
+      y = block(y);
+      if (between) between();
+    }
+    return y;
+  }
+  void visit(auto&& on) { on("blocks", blocks); }
+};
+
+void shard_all(Stack& net, shard::GroupLayout layout) {
+  for (Block& block : net.blocks) shard::fully_shard(block, {.layout = layout});
+  shard::fully_shard(net, {.layout = layout});
+}
+
+const CompileOptions whole{.sharded_below = ShardedBelow::inside};
+
+/// A step's loss.
+double step(Stack& net, nn::Optimizer& optimizer, int rank, int number) {
+  manual_seed(static_cast<std::uint64_t>(10 * number + rank));
+  const Tensor loss = mean(square(net(randn({2, 6}))));
+  loss.backward();
+  optimizer.step();
+  optimizer.zero_grad();
+  return loss.item();
+}
+
+}  // namespace
+
+TEST_CASE("one program: forward and backward are a graph each, and name what the sharding does in them") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    manual_seed(1);
+    Stack net(2);
+    shard_all(net, layout);
+    CompileOptions options = whole;
+    options.full_graph = FullGraph::yes;
+    nn::compile(net, options);
+    nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
+    for (int i = 0; i < 3; ++i) step(net, optimizer, world.rank(), i);
+    const CompileStats stats = nn::compiled_programs(net).stats();
+    expect(stats.graphs == 2 && stats.hits == 2, "{} graphs, {} hits", stats.graphs, stats.hits);
+    const std::string text = nn::compiled_programs(net).text();
+    std::size_t at = 0;
+    for (const char* mark : {"begin blocks.0", "end blocks.0", "begin blocks.1", "end blocks.1", "backward",
+                             "back to end blocks.1", "back to begin blocks.1", "back to end blocks.0"}) {
+      const std::size_t next = text.find(std::string("\n") + mark + "\n", at);
+      expect(next != std::string::npos, "'{}' does not follow in:\n{}", mark, text);
+      at = next;
+    }
+  });
+}
+
+TEST_CASE("one program: a backward holds no more than an eager one, also while it is traced", "[memory]") {
+  const auto peaks = [](bool compiled) {
+    std::vector<std::int64_t> all;
+    run_ranks(2, [&](World& world) {
+      manual_seed(1);
+      Stack net(8, 64);
+      shard_all(net, shard::GroupLayout::per_parameter);
+      if (compiled) nn::compile(net, whole);
+      MemoryLedger& memory = Context::current().memory();
+      for (int i = 0; i < 8; ++i) {
+        const Tensor loss = mean(square(net(ones({2, 64}))));
+        world.group().barrier();
+        const std::int64_t before = memory.held(DeviceType::cpu).total();
+        memory.reset_peak(DeviceType::cpu);
+        loss.backward();
+        if (world.rank() == 0) all.push_back(memory.peak(DeviceType::cpu) - before);
+        for (nn::Parameter p : net.parameters()) p.set_grad({});
+        world.group().barrier();
+      }
+    });
+    return all;
+  };
+  const std::vector<std::int64_t> eager = peaks(false), compiled = peaks(true);
+  const std::int64_t most = *std::ranges::max_element(eager);
+  CHECK(compiled[0] <= most);
+  CHECK(*std::min_element(compiled.begin() + 1, compiled.end()) <= most);
+  // What all groups and their gradients would hold at once.
+  CHECK(most < 2 * 8 * (2 * 4 * 64 * 64 + 5 * 64) * std::int64_t{4});
+}
+
+TEST_CASE("one program: a call that a peer broke off leaves a model that trains as if it had not been",
+          "[faults]") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    const auto losses = [&](bool compiles, int fault) {
+      manual_seed(1);
+      Stack net;
+      shard_all(net, layout);
+      if (compiles) nn::compile(net, whole);
+      nn::Adam optimizer(net.parameters(), {.lr = 0.02});
+      const Group meeting = world.group().blocks(world.size());
+      std::vector<double> all;
+      for (int i = 0; i < 5; ++i) {
+        if (i == fault) {
+          bool heard = world.rank() == 0;
+          meeting.barrier();
+          if (world.rank() != 0) try {
+              step(net, optimizer, world.rank(), i);
+            } catch (const CollectiveError&) {
+              heard = true;
+            }
+          expect(heard, "rank {} heard nothing", world.rank());
+          optimizer.zero_grad();
+        }
+        // Rank 0 renews when the others have begun, or before: they hear of it within the program.
+        if (i == fault) world.mesh().renew();
+        all.push_back(step(net, optimizer, world.rank(), i));
+      }
+      return all;
+    };
+    const std::vector<double> eager = losses(false, -1);
+    for (const int fault : {1, 3})
+      expect(losses(true, fault) == eager, "other losses after a fault at {}", fault);
+  });
+}
+
+TEST_CASE("one program: a forward that asks for a group, or gives it back, by its module runs in parts") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const bool unshards : {true, false}) {
+      const auto losses = [&](bool compiles) {
+        manual_seed(1);
+        Stack net;
+        shard_all(net, layout);
+        net.between = [&] { unshards ? shard::unshard(net.blocks[2]) : shard::reshard(net.blocks[0]); };
+        if (compiles) nn::compile(net, whole);
+        nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
+        std::vector<double> all;
+        for (int i = 0; i < 4; ++i) all.push_back(step(net, optimizer, world.rank(), i));
+        if (compiles) {
+          const CompileStats stats = nn::compiled_programs(net).stats();
+          expect(stats.eager >= 3 && stats.hits > 0, "{} eager, {} hits", stats.eager, stats.hits);
+          const std::string text = nn::compiled_programs(net).text();
+          expect(text.find(unshards ? "unshard is called inside" : "reshard is called inside") != text.npos,
+                 "{}", text);
+        }
+        return all;
+      };
+      expect(losses(true) == losses(false), "unshards {}: other losses", unshards);
+    }
+  });
+}
+
+TEST_CASE("one program: sharded models below a module that is none are refused by name, and run in parts") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    manual_seed(1);
+    Stack net;
+    shard::fully_shard(net.blocks[1], {.layout = layout});
+    const Tensor x = randn({2, 6}), before = net(x);
+    CompileOptions strict = whole;
+    strict.full_graph = FullGraph::yes;
+    nn::compile(net, strict);
+    expect_refused<StateError>([&] { net(x); }, "a sharded model begins inside");
+    world.group().barrier();
+    Stack other = net.clone();
+    nn::compile(other, whole);
+    for (int i = 0; i < 3; ++i)
+      expect(other(x).to_vector<float>() == before.to_vector<float>(), "other values");
+    expect(nn::compiled_programs(other).stats().hits > 0, "no part is a program");
+  });
+}
