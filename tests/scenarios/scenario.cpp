@@ -81,8 +81,8 @@ std::string Place::text() const { return fmt::format("{} x {}", name_of(harness)
 const std::vector<Scenario>& all_scenarios() {
   static const std::vector<Scenario> all = [] {
     std::vector<Scenario> list;
-    for (auto part :
-         {s1, s2, s3_training, s3_casts, s4, s5_compile, s5_training, s5_forwards, s5_writeback, s5_views})
+    for (auto part : {s1, s2, s3_training, s3_casts, s4, s4_training, s5_compile, s5_training, s5_forwards,
+                      s5_writeback, s5_views})
       std::ranges::move(part(), std::back_inserter(list));
     return list;
   }();

@@ -110,6 +110,7 @@ std::vector<Scenario> s2();
 std::vector<Scenario> s3_training();
 std::vector<Scenario> s3_casts();
 std::vector<Scenario> s4();
+std::vector<Scenario> s4_training();
 std::vector<Scenario> s5_compile();
 std::vector<Scenario> s5_training();
 std::vector<Scenario> s5_forwards();
