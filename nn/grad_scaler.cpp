@@ -88,12 +88,29 @@ std::vector<Group> sharers_of(const Optimizer& optimizer) {
   return groups;
 }
 
-/// In any of the groups, in order; none where there is no other rank.
+/// Who is in any of the groups, in order; of axes of a mesh all ranks that these span. None where there is no
+/// other rank. Smaller groups come first.
 std::vector<int> ranks_in(std::span<const Group> groups) {
   std::set<int> all;
-  for (const Group& group : groups) all.insert(group.world_ranks().begin(), group.world_ranks().end());
+  for (std::size_t g = groups.size(); g-- > 0;) {
+    const std::span<const int> more = groups[g].world_ranks();
+    if (std::ranges::all_of(more, [&](int rank) { return all.contains(rank); })) continue;
+    const int here = more[static_cast<std::size_t>(groups[g].rank())];
+    if (all.empty()) all.insert(here);
+    std::set<int> spanned;
+    for (const int rank : all)
+      for (const int other : more) spanned.insert(rank + other - here);
+    all = std::move(spanned);
+  }
   if (all.size() == 1) all.clear();
   return {all.begin(), all.end()};
+}
+
+/// The scale is the same on all ranks: nobody has stepped.
+const std::vector<int> everywhere = {-1};
+
+std::string name_of(const std::vector<int>& ranks) {
+  return ranks.empty() ? "this rank alone" : fmt::format("ranks {}", ranks);
 }
 
 /// What a rank's scaler has come to.
@@ -144,6 +161,7 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(std::move(options))
   check_options(options_);
   scale_ = Tensor::scalar(enabled() ? options_.init_scale : 1, {DType::f32, Device::cpu()});
   tracker_ = scalar_i64(0);
+  ranks_ = everywhere;
 }
 
 Tensor GradScaler::scale(const Tensor& loss) {
@@ -189,12 +207,15 @@ void GradScaler::remember(Optimizer& optimizer, const std::vector<Group>& sharer
           "given, {}; give all that take the same steps",
           call, rank, options_.ranks.world_ranks());
   } else {
-    if (known_.empty()) ranks_ = ranks;
+    const bool alike =
+        rounds_.empty() ? ranks_ == everywhere || std::ranges::includes(ranks_, ranks) : ranks == ranks_;
     check<StateError>(
-        ranks == ranks_,
-        "GradScaler::{}: this optimizer's parameters are shared by ranks {}, those of the first "
-        "by {}; where they differ all ranks are named, GradScaler({{.ranks = world.group()}})",
-        call, ranks, ranks_);
+        alike,
+        "GradScaler::{}: this optimizer's parameters are shared by {}, those of one that stepped "
+        "before by {}, so that its scale may be another elsewhere; name all ranks: "
+        "GradScaler({{.ranks = world.group()}})",
+        call, name_of(ranks), name_of(ranks_));
+    ranks_ = ranks;
   }
   if (std::ranges::none_of(known_, [&](const Known& k) { return k.optimizer == &optimizer; }))
     known_.push_back({optimizer.lifetime(), &optimizer});
@@ -218,7 +239,7 @@ void GradScaler::compare(const std::vector<Group>& ranks) {
   fail<StateError>(
       "GradScaler: a fault cost some ranks an update, and this backward's gradients are of unlike scales: "
       "this rank had a scale of {} after {} updates, the foremost {} after {}, which all have now; gradients "
-      "of all optimizers are cleared, go on with the next backward",
+      "of the optimizers that it has seen are cleared, go on with the next backward",
       mine.scale, mine.updates, first.scale, first.updates);
 }
 
@@ -285,10 +306,11 @@ void GradScaler::count_update() const {
 
 void GradScaler::update() {
   if (!enabled()) return;
-  check<StateError>(!rounds_.empty(),
+  const NoGrad guard;
+  if (rounds_.empty() && options_.ranks.defined()) compare({options_.ranks});  // a rank without an optimizer
+  check<StateError>(!rounds_.empty() || options_.ranks.defined(),
                     "GradScaler::update: no optimizer was unscaled or stepped since the last update(); call "
                     "step before");
-  const NoGrad guard;
   const Tensor found = found_by_any();
   const Tensor skipped = greater(found, 0), count = add(tracker_, 1);
   const Tensor grown = mul(scale_, options_.growth_factor), less = mul(scale_, options_.backoff_factor);
@@ -304,6 +326,7 @@ void GradScaler::update(double scale) {
   if (!enabled()) return;
   check_scale(scale);
   fill_(scale_, scale);
+  ranks_ = everywhere;
   count_update();
   rounds_.clear();
 }
@@ -349,6 +372,7 @@ void GradScaler::load_state_dict(const StateDict& state) {
   fill_(scale_, values.at("scale"));
   fill_(tracker_, tracker);
   *updates_ = 0;
+  ranks_ = everywhere;
   options_ = options;
 }
 

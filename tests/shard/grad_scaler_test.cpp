@@ -174,8 +174,9 @@ TEST_CASE("GradScaler: optimizers of unlike ranks are refused until all ranks ar
     unnamed.scaler.step(*unnamed.pairs);
     const std::string told = message_of<StateError>([&] { unnamed.scaler.step(*unnamed.alls); });
     const int first = world.rank() / 2 * 2;
-    for (const std::string& word : {std::string("[0, 1, 2, 3]"), fmt::format("[{}, {}]", first, first + 1),
-                                    std::string(".ranks = world.group()")})
+    for (const std::string& word :
+         {std::string("ranks [0, 1, 2, 3]"), fmt::format("ranks [{}, {}]", first, first + 1),
+          std::string(".ranks = world.group()")})
       expect(told.find(word) != std::string::npos, "'{}' is not in: {}", word, told);
     Parts too_few(world, unnamed.mesh["shards"].group());
     too_few.backward();
@@ -235,4 +236,58 @@ TEST_CASE("GradScaler: an update that some parts' ranks lost is made good on all
         parts.scaler.update();
         expect(parts.scaler.get_scale() == 16, "a scale of {}", parts.scaler.get_scale());
       }));
+}
+
+TEST_CASE("GradScaler: axes of a mesh and all of its ranks are the same ranks, and fewer may follow") {
+  run_ranks(4, [](World& world) {
+    manual_seed(0);
+    nn::Linear hybrid(4, 4), sharded(4, 4), replica(4, 4);
+    const DeviceMesh mesh = world.mesh({2, 2}, {"replicas", "shards"});
+    shard::fully_shard(hybrid, {.mesh = mesh});
+    shard::fully_shard(sharded, {.mesh = world.mesh()});
+    std::optional<shard::DataParallel> replicas(std::in_place, replica, world.group());
+    nn::Sgd of_hybrid(hybrid.parameters(), {.lr = 0.1}), of_sharded(sharded.parameters(), {.lr = 0.1}),
+        of_replica(replica.parameters(), {.lr = 0.1});
+    nn::GradScaler scaler({.init_scale = 4, .growth_interval = 1});
+    const Tensor x = ones({2, 4});
+    for (const double scale : {8, 16}) {
+      scaler.scale(add(add(mean(square(hybrid(x))), mean(square(sharded(x)))), mean(square(replica(x)))))
+          .backward();
+      for (nn::Sgd* of : {&of_hybrid, &of_sharded, &of_replica}) scaler.step(*of), of->zero_grad();
+      scaler.update();
+      expect(scaler.get_scale() == scale, "a scale of {}", scaler.get_scale());
+    }
+    replicas.reset();
+    scaler.scale(mean(square(replica(x)))).backward();
+    scaler.step(of_replica);
+    scaler.update();
+    scaler.scale(mean(square(sharded(x)))).backward();
+    const std::string told = message_of<StateError>([&] { scaler.step(of_sharded); });
+    expect(told.find("ranks [0, 1, 2, 3], those of one that stepped before by this rank alone") != told.npos,
+           "{}", told);
+  });
+  SUCCEED();
+}
+
+TEST_CASE("GradScaler: a rank without any optimizer takes part in updates of the ranks that are named",
+          "[faults]") {
+  run_ranks(2, [](World& world) {
+    nn::Linear here(4, 4);
+    nn::Sgd sgd(here.parameters(), {.lr = 0.1});
+    nn::GradScaler scaler({.init_scale = 4, .growth_interval = 1, .ranks = world.group()});
+    const auto step = [&] {
+      sgd.zero_grad();
+      scaler.scale(world.rank() == 0 ? mean(square(here(ones({2, 4})))) : zeros({}).requires_grad_())
+          .backward();
+      if (world.rank() == 0) scaler.step(sgd);
+      scaler.update();
+    };
+    step();
+    if (world.rank() == 1) scaler.update(32);
+    world.group().renew();
+    expect(message_of<StateError>(step).find("cost some ranks an update") != std::string::npos, "no error");
+    step();
+    expect(scaler.get_scale() == 64, "a scale of {}", scaler.get_scale());
+  });
+  SUCCEED();
 }
