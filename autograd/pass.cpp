@@ -108,6 +108,7 @@ Tensor with_history(const SavedTensor& saved, const Edge& edge) {
 }
 
 void check_unchanged(const Node& node, const SavedTensor& saved, std::string_view what, std::size_t i) {
+  if (saved.value.numel() == 0) return;
   check<StateError>(saved.value.storage().version() == saved.version,
                     "backward of {}: {} {} of shape {} was changed in place after it was recorded (version "
                     "{}, now {}); change a "

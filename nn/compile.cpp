@@ -24,8 +24,10 @@ class Guards final : public MemberVisitor {
       words_.push_back(m.training() ? 1 : 0);
       if (&m != &root && m.watched()) unfit = fmt::format("a {} below is observed", m.type_name());
       if (&m != &root && m.extension() != nullptr) {
-        if (options_.sharded_below == ShardedBelow::in_parts || !m.extension()->repeats_in_programs())
+        if (options_.sharded_below == ShardedBelow::in_parts)
           unfit = fmt::format("a {} below is sharded", m.type_name());
+        else if (!m.extension()->repeats_in_programs())
+          unfit = fmt::format("a {} below begins a sharded model inside; compile that model", m.type_name());
         words_.push_back(reinterpret_cast<std::uintptr_t>(m.extension().get()));
       }
       if (&m != &root && m.compiled() != nullptr) words_.push_back(2);

@@ -446,6 +446,7 @@ void Unit::result_unknown(nn::Module& module, std::string_view type) {
 }
 
 void Unit::forward_failed(nn::Module&) noexcept {
+  refuse_in_frames("compile: a sharded module's forward throws inside");
   if (running_ == 0) return;
   --running_;
   root_->fail(groups_);

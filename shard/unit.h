@@ -144,7 +144,7 @@ class Unit final : public nn::ModuleExtension,
   void after_forward(nn::Module& module, std::span<Tensor* const> outputs) override;
   void result_unknown(nn::Module& module, std::string_view type) override;
   void forward_failed(nn::Module& module) noexcept override;
-  bool repeats_in_programs() const override { return true; }
+  bool repeats_in_programs() const override { return root_->running(); }  // else it begins as one
   std::vector<nn::NamedParameter> own_parameters() const override;
   bool hides(const nn::Parameter& parameter) const override;
   void check_changeable() const override;

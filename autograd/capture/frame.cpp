@@ -55,7 +55,8 @@ void Frame::attach(const std::shared_ptr<FrameCall>& call, const std::vector<Ten
     node->saved_inputs.push_back({});
     node->specs.push_back(targets_[t].spec);
   }
-  // Owners hear what the backward will read, and when it is over.
+  // Owners hear what the backward will read, and when it is over. It may read a part: whether that was
+  // changed the frame asks.
   for (std::size_t k = 0; k < kept_.size(); ++k)
     if (kept_[k].outside && is_brought(*kept_[k].outside))
       node->saved_inputs.push_back(

@@ -149,6 +149,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   Ref<const AnyOp> op_of(const FrameCall& call, const Ref<const AnyOp>& op) const;
   std::vector<Ref<Storage>> storages_of(const FrameCall& call) const;
   void number_edges();
+  void order_edges();
   void learn_nodes(Tracer& tracer, const Graph& graph, const std::vector<Tensor>& inputs, FrameCall& call);
   std::vector<Tensor> learn_outputs(Tracer& tracer, const Graph& graph, const std::vector<Tensor>& inputs,
                                     const std::vector<Tensor>& outputs);

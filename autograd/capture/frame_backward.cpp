@@ -120,7 +120,14 @@ Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args, Tracer
         for (const Handed& h : *handed) walk_->outer->hand(h.edge, walk_->program->take_result(h.result));
         come_to(mark);
       });
-    const Housekeeping guard;
+    struct Deaf {
+      Tracer* tracer;
+      explicit Deaf(Tracer* of) : tracer(of) { set(true); }
+      ~Deaf() { set(false); }
+      void set(bool deaf) const {
+        if (tracer != nullptr) tracer->deaf = deaf;
+      }
+    } deaf(tracer);  // to hooks, and to what sinks do
     for (std::size_t k = 0; k < places.size(); ++k) {
       if (!leaves_at(mark, places[k])) continue;
       Tensor gradient = pass.take_target(k);
@@ -270,7 +277,7 @@ Tensors Frame::backward(FrameCall& call, const GradArgs& args) {
     gradients = differentiate(call, args);
   else if (known == nullptr)
     gradients = trace_backward(call, args, given, std::move(words));
-  else if (known->program == nullptr || !unchanged(call, known->reads))
+  else if (known->program == nullptr || known->program->running() || !unchanged(call, known->reads))
     gradients = differentiate(call, args);
   else
     gradients = run(*known, call, args, given);

@@ -1,5 +1,6 @@
 // How a frame learns its forward from a call that it heard.
 #include <algorithm>
+#include <numeric>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -202,6 +203,34 @@ void Frame::number_edges() {
   for (Recipe& recipe : recipes_)
     for (Way& way : recipe.ways)
       if (way.to == Way::To::target && !apart(way.index)) way.output = targets_[way.index].edge;
+  order_edges();
+}
+
+/// A backward has a leaf's gradient whole at the op that used it first; of one op's, in the order of its
+/// inputs. So they leave, and hooks on them run.
+void Frame::order_edges() {
+  std::vector<std::pair<std::size_t, std::size_t>> first_use(edges_.size(), {none, none});
+  for (std::size_t r = 0; r < recipes_.size(); ++r)
+    for (std::size_t i = 0; i < recipes_[r].ways.size(); ++i) {
+      const Way& way = recipes_[r].ways[i];
+      if (way.to == Way::To::target && first_use[way.output].first == none) first_use[way.output] = {r, i};
+    }
+  std::vector<std::uint32_t> order(edges_.size()), place(edges_.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, [&](std::uint32_t a, std::uint32_t b) {
+    const auto &x = first_use[a], &y = first_use[b];
+    return x.first != y.first ? x.first > y.first : x.second < y.second;
+  });
+  std::vector<std::uint32_t> ordered;
+  for (std::uint32_t k = 0; k < order.size(); ++k) {
+    place[order[k]] = k;
+    ordered.push_back(edges_[order[k]]);
+  }
+  edges_ = std::move(ordered);
+  for (Target& target : targets_) target.edge = place[target.edge];
+  for (Recipe& recipe : recipes_)
+    for (Way& way : recipe.ways)
+      if (way.to == Way::To::target) way.output = place[way.output];
 }
 
 /// Returns those that the program returns.
@@ -328,6 +357,7 @@ std::vector<Tensor> Frame::trace(const std::vector<Tensor>& inputs,
     learn(tracer, inputs, all, since, *call);
   });
   unfit_ = tracer.reason;
+  check<StateError>(!strict || unfit_.empty(), "{}", unfit_);
   if (unfit_.empty()) {
     find_edges(*call, inputs);
     attach(call, outputs);

@@ -23,11 +23,11 @@ class Frame::Tracer final : public CaptureTracer {
 
   // What owners of memory do stays theirs (`repeat_in_frames`).
   void before_write(const AnyOp& op, Inputs in) override {
-    if (Context::current().housekeeping()) return;
+    if (!hears()) return;
     attempt([&] { CaptureTracer::before_write(op, in); });
   }
   void after(const AnyOp& op, Inputs in, Outputs out) override {
-    if (Context::current().housekeeping()) return;
+    if (!hears()) return;
     attempt([&] {
       check<StateError>(op.call_among_ranks() == nullptr,
                         "compile: {} is a call among ranks, which a compiled function cannot have yet",
@@ -38,10 +38,10 @@ class Frame::Tracer final : public CaptureTracer {
     });
   }
   void made(const Tensor& tensor, Content content) override {
-    if (!Context::current().housekeeping()) CaptureTracer::made(tensor, content);
+    if (hears()) CaptureTracer::made(tensor, content);
   }
   void host_read(const Tensor& tensor) override {
-    if (Context::current().housekeeping()) return;
+    if (!hears()) return;
     attempt([&] { CaptureTracer::host_read(tensor); });
   }
   /// What an input shows in the end, a replay gives it too; what the step made is its own.
@@ -63,7 +63,7 @@ class Frame::Tracer final : public CaptureTracer {
     CaptureTracer::repeat(again, std::move(name));
   }
   void refuse(const std::string& why) override {
-    attempt([&] { fail<StateError>("{}", why); });
+    if (reason.empty()) reason = why;
   }
   void unheard(std::string_view call) override {
     attempt([&] { CaptureTracer::unheard(call); });
@@ -133,10 +133,12 @@ class Frame::Tracer final : public CaptureTracer {
   std::string reason;                ///< why this cannot be captured
   std::vector<std::uint64_t> marks;  ///< places of effects with names
   std::vector<TracedTensor> handed;  ///< of a backward: what left at marks
+  bool deaf = false;                 ///< to what is not the program's
   std::vector<Found> found;          ///< outside
   std::vector<Set> set;              ///< inputs that show other memory, and what they showed
 
  private:
+  bool hears() const { return !deaf && !Context::current().housekeeping(); }
   bool is_outside(const Tensor& t) const {
     return std::ranges::any_of(found, [&](const Found& of) { return of.tensor.is(t); });
   }

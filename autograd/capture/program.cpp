@@ -235,17 +235,25 @@ void Program::Impl::place_buffers() {
 }
 
 namespace {
-/// The memory in which halves that this rank runs have their values, one after the other.
+/// The memory in which halves that this rank runs have their values, one after the other; one that runs
+/// within another, in a hook, has its own.
 struct HalvesWorkspace {
-  std::vector<Ref<Storage>> memory;  // one a device
+  std::size_t running = 0;
+  std::vector<std::vector<Ref<Storage>>> memory;  // by halves around it: one a device
 };
+HalvesWorkspace& halves_workspace() { return Context::current().slot<HalvesWorkspace>(); }
 }  // namespace
 
-void free_halves_workspace() { Context::current().slot<HalvesWorkspace>().memory.clear(); }
+void free_halves_workspace() {
+  HalvesWorkspace& workspace = halves_workspace();
+  workspace.memory.resize(std::min(workspace.memory.size(), workspace.running));
+}
 
 /// Of the rank: a program that waits for its turn needs none.
 void Program::Impl::share_workspace() {
-  std::vector<Ref<Storage>>& memory = Context::current().slot<HalvesWorkspace>().memory;
+  HalvesWorkspace& shared = halves_workspace();
+  if (shared.memory.size() < shared.running) shared.memory.resize(shared.running);
+  std::vector<Ref<Storage>>& memory = shared.memory[shared.running - 1];
   for (Workspace& workspace : workspaces) {
     auto its = std::ranges::find(memory, workspace.device, [](const auto& m) { return m->device(); });
     if (its == memory.end()) its = memory.insert(its, Storage::allocate(workspace.device, 0));
@@ -366,6 +374,7 @@ void Program::Impl::check_histories(const std::vector<Tensor>& given) const {
 }
 
 bool Program::Impl::can_write(const std::vector<Tensor>& given) const {
+  if (running_) return false;
   const bool recording = Context::current().grad_enabled();
   const auto memory = [&](std::size_t i) -> const Storage* {
     if (places[i].home == Home::input) return &given[places[i].index].storage();
@@ -536,6 +545,12 @@ std::vector<Tensor> Program::Impl::run_half(const std::vector<Tensor>& given, st
   const ReplayingRandom drawing(random);
   const Float32MatmulPrecisionScope restored(float32_matmul_precision());
   precision_ = &detail::float32_matmul_precision_here();
+  struct Running {
+    bool& here;
+    std::size_t& on_rank;
+    Running(bool& is, std::size_t& count) : here(is), on_rank(count) { here = true, ++on_rank; }
+    ~Running() { here = false, --on_rank; }
+  } running(running_, halves_workspace().running);
   const Bound bound(*this);
   bind_all(given);
   for (const auto& [storage, number] : cut->kept) bind(storage, kept[number].memory, kept[number].shift);

@@ -95,6 +95,8 @@ struct Program::Impl {
   std::vector<Tensor> run_half(const std::vector<Tensor>& given, std::vector<Handed>& kept, RandomKey start);
   /// Result `r` of the run of a half that is under way, which no longer has it: called by an effect.
   Tensor take_result(std::uint32_t r);
+  /// A half is under way: in a hook it cannot run once more.
+  bool running() const { return running_; }
   /// Whether writes to inputs and to what it found do what the step's ops would.
   bool can_write(const std::vector<Tensor>& given) const;
   std::vector<Tensor> replay(const std::vector<Tensor>& given);
@@ -168,6 +170,7 @@ struct Program::Impl {
   std::vector<std::uint32_t> replaced_;          // buffers whose values have other memory in this replay
   std::vector<std::uint32_t> last_use_;          // of a half: by storage, the step
   std::vector<bool> taken_;                      // results, in the run under way
+  bool running_ = false;                         // of a half
   std::uint32_t at_ = 0;                         // the step that it is at
 };
 

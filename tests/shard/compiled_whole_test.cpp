@@ -5,6 +5,7 @@
 #include "nn/compile.h"
 #include "nn/optimizer.h"
 #include "shard/fully_shard.h"
+#include "shard/summon.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -12,9 +13,9 @@ using namespace sherd::test;
 
 namespace {
 
-struct Block final : nn::Layer<Block> {
+struct Residual final : nn::Layer<Residual> {
   nn::Linear in, out;
-  explicit Block(std::int64_t width = 6) : in(width, 4 * width), out(4 * width, width) {}
+  explicit Residual(std::int64_t width = 6) : in(width, 4 * width), out(4 * width, width) {}
   Tensor forward(const Tensor& x) const { return add(x, out(gelu(in(x)))); }
   void visit(auto&& on) {
     on("in", in);
@@ -22,16 +23,17 @@ struct Block final : nn::Layer<Block> {
   }
 };
 struct Stack final : nn::Layer<Stack> {
-  nn::ModuleList<Block> blocks;
-  std::function<void()> between;  ///< blocks
+  nn::ModuleList<Residual> blocks;
+  std::function<void()> between{};                                           ///< blocks
+  std::function<Tensor(const Residual& block, const Tensor& x)> of_block{};  ///< in place of its call
 
   explicit Stack(int count = 3, std::int64_t width = 6) {
     for (int i = 0; i < count; ++i) blocks.emplace_back(width);
   }
   Tensor forward(const Tensor& x) const {
     Tensor y = x;
-    for (const Block& block : blocks) {
-      y = block(y);
+    for (const Residual& block : blocks) {
+      y = of_block ? of_block(block, y) : block(y);
       if (between) between();
     }
     return y;
@@ -40,7 +42,7 @@ struct Stack final : nn::Layer<Stack> {
 };
 
 void shard_all(Stack& net, shard::GroupLayout layout) {
-  for (Block& block : net.blocks) shard::fully_shard(block, {.layout = layout});
+  for (Residual& block : net.blocks) shard::fully_shard(block, {.layout = layout});
   shard::fully_shard(net, {.layout = layout});
 }
 
@@ -181,12 +183,158 @@ TEST_CASE("one program: sharded models below a module that is none are refused b
     CompileOptions strict = whole;
     strict.full_graph = FullGraph::yes;
     nn::compile(net, strict);
-    expect_refused<StateError>([&] { net(x); }, "a sharded model begins inside");
+    expect_refused<StateError>([&] { net(x); }, "a Residual below begins a sharded model inside");
     world.group().barrier();
     Stack other = net.clone();
     nn::compile(other, whole);
     for (int i = 0; i < 3; ++i)
       expect(other(x).to_vector<float>() == before.to_vector<float>(), "other values");
     expect(nn::compiled_programs(other).stats().hits > 0, "no part is a program");
+  });
+}
+
+namespace {
+
+struct Outer final : nn::Layer<Outer> {
+  Stack inner;
+  nn::Linear head{6, 6};
+  Tensor forward(const Tensor& x) const { return head(inner(x)); }
+  void visit(auto&& on) {
+    on("inner", inner);
+    on("head", head);
+  }
+};
+
+enum class Compiles { nobody, everybody, rank_0 };
+constexpr Compiles somebody[] = {Compiles::everybody, Compiles::rank_0};
+
+/// Comes before the model is compiled; what it gives is held until it was trained.
+using Prepare = std::function<std::shared_ptr<void>(Stack&)>;
+
+/// A new model that is trained: its losses, and its parameters in the end.
+std::vector<std::vector<double>> trained(World& world, shard::GroupLayout layout, Compiles who,
+                                         const Prepare& prepare, CompileOptions options = whole) {
+  manual_seed(1);
+  Stack net;
+  shard_all(net, layout);
+  const std::shared_ptr<void> held = prepare(net);
+  if (who == Compiles::everybody || (who == Compiles::rank_0 && world.rank() == 0)) nn::compile(net, options);
+  nn::Adam optimizer(net.parameters(), {.lr = 0.02});
+  std::vector<std::vector<double>> all;
+  for (int i = 0; i < 4; ++i) all.push_back({step(net, optimizer, world.rank(), i)});
+  for (const auto& [name, tensor] : shard::full_state_dict(net))
+    all.push_back(to(tensor, f64).to_vector<double>());
+  {
+    const auto scope = shard::summon_full_params(net);
+  }  // no forward is under way
+  return all;
+}
+
+/// `prepare` makes the same of a model, whoever compiles it.
+void expect_alike(const Prepare& prepare, CompileOptions options = whole) {
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    const auto eager = trained(world, layout, Compiles::nobody, prepare, options);
+    for (const Compiles who : somebody)
+      expect(trained(world, layout, who, prepare, options) == eager, "other bits where {} compiles",
+             who == Compiles::everybody ? "everybody" : "rank 0");
+  });
+}
+
+}  // namespace
+
+TEST_CASE("one program: hooks on parameters may run programs, and come in the order of an eager backward") {
+  expect_alike([](Stack& net) -> std::shared_ptr<void> {
+    const auto hooks = std::make_shared<std::vector<Subscription>>();
+    const Compiled small = compile(
+        [](std::span<const Tensor> in) -> std::vector<Tensor> { return {mul(tanh(add(in[0], 1)), 0.5)}; });
+    const auto number = std::make_shared<int>(0);
+    for (nn::Parameter p : net.parameters())
+      hooks->push_back(register_hook(p.tensor(), [small, number](const Tensor& g) -> Tensor {
+        return mul(small({g})[0], 1 + 0.1 * (++*number % 7));
+      }));
+    return hooks;
+  });
+}
+
+TEST_CASE("one program: a block's exception that the forward catches ends the block") {
+  expect_alike([](Stack& net) -> std::shared_ptr<void> {
+    net.of_block = [&net](const Residual& block, const Tensor& x) -> Tensor {
+      if (&block != &net.blocks[1]) return block(x);
+      try {
+        return block(reshape(x, {-1, 3}));
+      } catch (const ShapeError&) {
+        return mul(x, 2);
+      }
+    };
+    return nullptr;
+  });
+}
+
+TEST_CASE("one program: what it reads of a group and does not use is asked for as eagerly") {
+  for (const CommonSubexpressions common : {CommonSubexpressions::each, CommonSubexpressions::once}) {
+    CompileOptions options = whole;
+    options.common_subexpressions = common;
+    expect_alike(
+        [](Stack& net) -> std::shared_ptr<void> {
+          net.of_block = [&net](const Residual& block, const Tensor& x) {
+            const Tensor unused = sum(square(net.blocks[1].in.weight.tensor()));
+            const Tensor used = sum(square(net.blocks[2].out.weight.tensor()));
+            return add(block(x), mul(used, 0.01));
+          };
+          return nullptr;
+        },
+        options);
+  }
+}
+
+TEST_CASE("one program: a step between forward and backward is refused as eagerly, and training goes on") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    const auto losses = [&](Compiles who) {
+      manual_seed(1);
+      Stack net;
+      shard_all(net, layout);
+      if (who == Compiles::everybody || (who == Compiles::rank_0 && world.rank() == 0))
+        nn::compile(net, whole);
+      nn::Adam optimizer(net.parameters(), {.lr = 0.02});
+      std::vector<double> all;
+      for (int i = 0; i < 4; ++i) {
+        all.push_back(step(net, optimizer, world.rank(), i));
+        const Tensor loss = mean(square(net(ones({2, 6}))));
+        for (nn::Parameter p : net.parameters()) p.set_grad(zeros_like(p.local().detach()));
+        optimizer.step();
+        expect_refused<StateError>([&] { loss.backward(); }, "was changed in place");
+        optimizer.zero_grad();
+      }
+      return all;
+    };
+    const std::vector<double> eager = losses(Compiles::nobody);
+    for (const Compiles who : somebody) expect(losses(who) == eager, "other losses");
+  });
+}
+
+TEST_CASE("one program: a module that ran within its model and then alone is right in both") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    const auto losses = [&](Compiles who) {
+      manual_seed(1);
+      Outer net;
+      for (Residual& block : net.inner.blocks) shard::fully_shard(block, {.layout = layout});
+      shard::fully_shard(net, {.layout = layout});
+      if (who == Compiles::everybody || (who == Compiles::rank_0 && world.rank() == 0))
+        nn::compile(net.inner, whole);
+      nn::Adam optimizer(net.parameters(), {.lr = 0.02});
+      std::vector<double> all;
+      for (int i = 0; i < 6; ++i) {
+        const Tensor x = mul(ones({2, 6}), 0.1 * (i + 1 + world.rank()));
+        const bool alone = i % 3 == 2;
+        const Tensor loss = mean(square(alone ? std::as_const(net.inner)(x) : net(x)));
+        loss.backward();
+        optimizer.step();
+        optimizer.zero_grad();
+        all.push_back(loss.item());
+      }
+      return all;
+    };
+    const std::vector<double> eager = losses(Compiles::nobody);
+    for (const Compiles who : somebody) expect(losses(who) == eager, "other losses");
   });
 }

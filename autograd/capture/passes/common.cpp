@@ -77,7 +77,7 @@ class Eliminating {
   /// Whether an earlier op serves for op `i`.
   bool merged(std::uint32_t i) {
     const TracedOp& traced = ops()[i];
-    if (!may_be_shared(*traced.op) || traced.out.empty()) return false;
+    if (!may_be_shared(*traced.op) || traced.out.empty() || asks_owner(traced, program_.trace)) return false;
     const auto [known, is_new] = known_.try_emplace(key_of(traced), i);
     if (is_new) return false;
     const std::uint32_t first = std::exchange(known->second, i);

@@ -11,7 +11,9 @@ namespace {
 class Read {
  public:
   explicit Read(const Recorded& program)
-      : storages_(program.trace.storages.size()), values_(program.trace.storages.size()) {
+      : trace_(program.trace),
+        storages_(program.trace.storages.size()),
+        values_(program.trace.storages.size()) {
     for (std::size_t s = 0; s < storages_.size(); ++s)
       storages_[s] = program.trace.storages[s].maker == TracedTensor::none;  // others have it
     if (program.cut)
@@ -20,7 +22,8 @@ class Read {
   }
 
   bool needs(const TracedOp& traced) const {
-    if (traced.out.empty() || traced.op->call_among_ranks() != nullptr) return true;
+    if (traced.out.empty() || traced.op->call_among_ranks() != nullptr || asks_owner(traced, trace_))
+      return true;
     return std::ranges::any_of(traced.out, [&](const TracedTensor& t) {
       // A view gives no bytes: it is for who reads this part of the storage.
       return traced.op->is_view() ? has(t) : storages_[t.storage];
@@ -36,6 +39,7 @@ class Read {
     return std::ranges::any_of(values_[t.storage],
                                [&](const TracedTensor& other) { return same_value(t, other); });
   }
+  const Trace& trace_;
   std::vector<bool> storages_;
   std::vector<std::vector<TracedTensor>> values_;  // by storage
 };

@@ -1,5 +1,9 @@
 #include "autograd/capture/passes/rewrite.h"
 
+#include <algorithm>
+
+#include "autograd/capture/resident.h"
+
 namespace sherd {
 namespace {
 
@@ -27,6 +31,14 @@ void look_at_storages(Recorded& program) {
 }
 
 }  // namespace
+
+bool asks_owner(const TracedOp& op, const Trace& trace) {
+  return !op.op->is_view() && std::ranges::any_of(op.in, [&](const TracedTensor& t) {
+    if (t.storage == TracedTensor::none) return false;
+    const Ref<Storage>& outside = trace.storages[t.storage].outside;
+    return outside && is_brought(*outside);
+  });
+}
 
 bool same_value(const TracedTensor& a, const TracedTensor& b) {
   return a.storage == b.storage && a.dtype == b.dtype && a.layout.offset == b.layout.offset &&
