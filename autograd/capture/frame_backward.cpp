@@ -52,8 +52,8 @@ std::vector<Ref<Storage>> Frame::storages_of(const FrameCall& call) const {
 /// By mark, the place of the first node behind it.
 std::vector<std::uint64_t> Frame::first_behind_marks(const std::vector<Ref<Node>>& nodes) const {
   std::vector<std::uint64_t> first(marks_.size(), std::uint64_t(-1));
-  for (std::size_t n = nodes.size(); n-- > 0;)
-    for (std::size_t mark = 0; mark < recipes_[n].marks; ++mark) first[mark] = nodes[n]->sequence;
+  for (std::size_t n = 0, mark = 0; n < nodes.size(); ++n)
+    while (mark < recipes_[n].marks) first[mark++] = nodes[n]->sequence;
   return first;
 }
 

@@ -555,6 +555,8 @@ std::vector<Tensor> Program::Impl::run_half(const std::vector<Tensor>& given, st
   bind_all(given);
   for (const auto& [storage, number] : cut->kept) bind(storage, kept[number].memory, kept[number].shift);
   taken_.assign(results.size(), false);
+  untaken_.assign(places.size(), 0);
+  for (const std::uint32_t v : results) ++untaken_[values[v].storage];
   for (at_ = 0; at_ < steps.size(); ++at_) {
     Step& step = steps[at_];
     for (const Effect& effect : step.effects) effect.again();
@@ -587,10 +589,8 @@ Tensor Program::Impl::take_result(std::uint32_t r) {
   const std::uint32_t storage = values[results[r]].storage;
   Tensor result = values[results[r]].tensor.detach();
   taken_[r] = true;
-  bool needed = places[storage].home != Home::output || last_use_[storage] >= at_;
-  for (std::size_t other = 0; other < results.size(); ++other)
-    needed = needed || (!taken_[other] && values[results[other]].storage == storage);
-  if (!needed) bind(storage, {});
+  const bool used_later = places[storage].home != Home::output || last_use_[storage] >= at_;
+  if (--untaken_[storage] == 0 && !used_later) bind(storage, {});
   return result;
 }
 

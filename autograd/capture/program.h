@@ -170,6 +170,7 @@ struct Program::Impl {
   std::vector<std::uint32_t> replaced_;          // buffers whose values have other memory in this replay
   std::vector<std::uint32_t> last_use_;          // of a half: by storage, the step
   std::vector<bool> taken_;                      // results, in the run under way
+  std::vector<std::uint32_t> untaken_;           // the others, by storage
   bool running_ = false;                         // of a half
   std::uint32_t at_ = 0;                         // the step that it is at
 };
