@@ -4,6 +4,7 @@
 #include <sherd.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "tests/allocated.h"
 #include "tests/catch.h"
@@ -104,21 +105,23 @@ TEST_CASE("memory: an output that is held costs nothing a step, whatever is read
     shard::fully_shard(net, {.mesh = world.mesh()});
     nn::Sgd optimizer(net.parameters(), {.lr = 0.001});
     const Tensor held = net(ones({1, 6}));
-    std::int64_t before = 0;
-    for (int step = 0; step < 3000; ++step) {
-      if (step == 1000) {
+    // What an allocator keeps for threads and what late peers hold comes and goes; what is lost grows in each
+    // window.
+    constexpr int window = 500;  // steps
+    std::int64_t before = 0, least = std::numeric_limits<std::int64_t>::max();
+    for (int step = 0; step <= 7 * window; ++step) {
+      if (step % window == 0) {
         world.group().barrier();
-        before = allocated_bytes();
+        const std::int64_t now = allocated_bytes();
+        if (step > window) least = std::min(least, now - before);
+        before = now;
         world.group().barrier();
       }
       add(sum(net(ones({1, 6}))), sum(square(net.weight.tensor()))).backward();
       optimizer.step();
       optimizer.zero_grad();
     }
-    world.group().barrier();
-    const std::int64_t grown = allocated_bytes() - before;
-    expect(grown < (16 << 10), "2000 steps of two ranks grew by {} bytes", grown);
-    world.group().barrier();
+    expect(least < 8 * window, "every {} steps of two ranks grew by {} bytes at least", window, least);
   }));
 }
 
