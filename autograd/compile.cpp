@@ -95,7 +95,9 @@ CompileStats CompiledPrograms::stats() const {
     stats.hits += programs->counts.hits;
     stats.misses += programs->counts.misses;
     stats.eager += programs->counts.eager;
+    stats.sharding_hooks += programs->counts.sharding_hooks;
     for (const std::shared_ptr<Frame>& frame : programs->frames) {
+      stats.sharding_hooks += frame->hooks();
       const std::vector<std::size_t> ops = frame->ops();
       if (!ops.empty()) ++stats.programs;
       stats.graphs += ops.size();

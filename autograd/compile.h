@@ -28,16 +28,16 @@ enum class CommonSubexpressions : std::uint8_t { each, once };
 /// same tensors, or trusts that nobody put others in their place, and asks of their dtype alone.
 enum class ManagedParameters : std::uint8_t { guarded, trusted };
 
-/// Of a module with sharded modules below: whether it is compiled in parts, between which their gathers and
-/// frees are made, or is one program in which they are.
-enum class ShardedBelow : std::uint8_t { in_parts, inside };
+/// Whether what sharding does before and after a forward (gathers, casts, frees) is done around programs,
+/// which end at each sharded module, or has its places inside one.
+enum class ShardingHooks : std::uint8_t { around, inside };
 
 struct CompileOptions {
   Executor executor = Executor::replay;
   FullGraph full_graph = FullGraph::no;
   CommonSubexpressions common_subexpressions = CommonSubexpressions::each;
   ManagedParameters managed_parameters = ManagedParameters::guarded;
-  ShardedBelow sharded_below = ShardedBelow::in_parts;
+  ShardingHooks sharding_hooks = ShardingHooks::around;
   std::size_t programs = 8;  ///< kept of one function; beyond, the one that was used longest ago goes
 };
 
@@ -50,6 +50,9 @@ struct CompileStats {
   std::size_t hits = 0;            ///< calls by a program
   std::size_t misses = 0;          ///< calls that no program was for
   std::size_t eager = 0;           ///< calls that ran eagerly, because they cannot be captured
+  /// Of sharding, before or after a forward and where a backward comes back to one, that ran while a program
+  /// was traced: none with `ShardingHooks::around`.
+  std::size_t sharding_hooks = 0;
 };
 
 /// The programs of a compiled function or module. One thread uses them at a time.
@@ -111,14 +114,16 @@ class SHERD_API Compiled {
 /// `step` as one program for its forward and one for each kind of backward, equal to the bit to calling it.
 /// The first call traces while it computes, and its first backward too; later calls replay. A call is one
 /// node of the tape, so that the code around it, hooks on its inputs and outputs, `grad`, `retain_graph` and
-/// second derivatives work as ever. A program is for inputs of its shapes, strides, dtypes, devices, sharing
-/// of memory and `requires_grad`, and for the grad mode, default options and precision of products; what
-/// differs gets one of its own. Tensors that the step finds elsewhere are read and written in place, and
-/// asked at each call whether they require grad; which tensors it finds, and numbers on the host, are as at
-/// the first call: compile a module where those change (`nn::compile`). Replays leave out ops of which nobody
-/// reads a result, and so do not say of these that an index is out of range. What cannot be captured is what
-/// `capture` refuses, calls among ranks, hooks on tensors inside, and an input with a history
-/// that is written. Inside `capture`, `recompute` and another compiled call the step's ops are theirs.
+/// second derivatives (equal to rounding, since sums are made in another order) work as ever; all results of
+/// a call share that node, so backwards of one after the other keep it (`retain_graph`). A program is for
+/// inputs of its shapes, strides, dtypes, devices, sharing of memory and `requires_grad`, and for the grad
+/// mode, default options and precision of products; what differs gets one of its own. Tensors that the step
+/// finds elsewhere are read and written in place, and asked at each call whether they require grad; which
+/// tensors it finds, and numbers on the host, are as at the first call: compile a module where those change
+/// (`nn::compile`). Replays leave out ops of which nobody reads a result, and so do not say of these that an
+/// index is out of range. What cannot be captured is what `capture` refuses, calls among ranks, hooks on
+/// tensors inside, and an input with a history that is written. Inside `capture`, `recompute` and another
+/// compiled call the step's ops are theirs.
 SHERD_API Compiled compile(Step step, CompileOptions options = {});
 
 /// Resets everything that was compiled on this thread, and gives back the memory that its programs share.

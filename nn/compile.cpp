@@ -24,12 +24,13 @@ class Guards final : public MemberVisitor {
       words_.push_back(m.training() ? 1 : 0);
       if (&m != &root && m.watched()) unfit = fmt::format("a {} below is observed", m.type_name());
       if (&m != &root && m.extension() != nullptr) {
-        if (options_.sharded_below == ShardedBelow::in_parts)
+        if (options_.sharding_hooks == ShardingHooks::around)
           unfit = fmt::format("a {} below is sharded", m.type_name());
         else if (!m.extension()->repeats_in_programs())
           unfit = fmt::format("a {} below begins a sharded model inside; compile that model", m.type_name());
-        words_.push_back(reinterpret_cast<std::uintptr_t>(m.extension().get()));
       }
+      if (options_.sharding_hooks == ShardingHooks::inside)
+        words_.push_back(reinterpret_cast<std::uintptr_t>(m.extension().get()));
       if (&m != &root && m.compiled() != nullptr) words_.push_back(2);
     });
   }
@@ -92,6 +93,8 @@ class CompiledModule : public CompiledForward {
     }
   }
 
+  bool extension_inside() const override { return options_.sharding_hooks == ShardingHooks::inside; }
+
   /// Compiles what has no sharded module below and is not compiled yet, nested ones too, of which the
   /// outermost that is called counts.
   void add_parts(Module& module) {
@@ -125,10 +128,10 @@ class SplitModule final : public CompiledModule {
 
 void compile(Module& module, CompileOptions options) {
   const Module* sharded = sharded_below(module);
-  const bool in_parts = sharded != nullptr && options.sharded_below == ShardedBelow::in_parts;
+  const bool in_parts = sharded != nullptr && options.sharding_hooks == ShardingHooks::around;
   check<StateError>(!in_parts || options.full_graph == FullGraph::no,
                     "compile: {} has a {} below that is sharded, and is compiled in parts, so it is no full "
-                    "graph; give ShardedBelow::inside",
+                    "graph; give ShardingHooks::inside",
                     module.type_name(), in_parts ? sharded->type_name() : "");
   check<StateError>(module.compiled() == nullptr, "compile: {} is compiled already", module.type_name());
   const std::shared_ptr<CompiledModule> compiled =

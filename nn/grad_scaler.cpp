@@ -106,9 +106,6 @@ std::vector<int> ranks_in(std::span<const Group> groups) {
   return {all.begin(), all.end()};
 }
 
-/// The scale is the same on all ranks: nobody has stepped.
-const std::vector<int> everywhere = {-1};
-
 std::string name_of(const std::vector<int>& ranks) {
   return ranks.empty() ? "this rank alone" : fmt::format("ranks {}", ranks);
 }
@@ -161,7 +158,6 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(std::move(options))
   check_options(options_);
   scale_ = Tensor::scalar(enabled() ? options_.init_scale : 1, {DType::f32, Device::cpu()});
   tracker_ = scalar_i64(0);
-  ranks_ = everywhere;
 }
 
 Tensor GradScaler::scale(const Tensor& loss) {
@@ -208,13 +204,13 @@ void GradScaler::remember(Optimizer& optimizer, const std::vector<Group>& sharer
           call, rank, options_.ranks.world_ranks());
   } else {
     const bool alike =
-        rounds_.empty() ? ranks_ == everywhere || std::ranges::includes(ranks_, ranks) : ranks == ranks_;
+        !ranks_ || (rounds_.empty() ? std::ranges::includes(*ranks_, ranks) : ranks == *ranks_);
     check<StateError>(
         alike,
         "GradScaler::{}: this optimizer's parameters are shared by {}, those of one that stepped "
         "before by {}, so that its scale may be another elsewhere; name all ranks: "
         "GradScaler({{.ranks = world.group()}})",
-        call, name_of(ranks), name_of(ranks_));
+        call, name_of(ranks), name_of(ranks_.value_or(ranks)));
     ranks_ = ranks;
   }
   if (std::ranges::none_of(known_, [&](const Known& k) { return k.optimizer == &optimizer; }))
@@ -326,7 +322,7 @@ void GradScaler::update(double scale) {
   if (!enabled()) return;
   check_scale(scale);
   fill_(scale_, scale);
-  ranks_ = everywhere;
+  ranks_.reset();
   count_update();
   rounds_.clear();
 }
@@ -372,7 +368,7 @@ void GradScaler::load_state_dict(const StateDict& state) {
   fill_(scale_, values.at("scale"));
   fill_(tracker_, tracker);
   *updates_ = 0;
-  ranks_ = everywhere;
+  ranks_.reset();
   options_ = options;
 }
 

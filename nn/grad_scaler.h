@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -15,8 +16,7 @@ namespace sherd::nn {
 enum class Scaling : std::uint8_t { on, off };
 
 /// For `GradScaler`. ValueError unless the scale is positive and it and its inverse are finite and not 0 in
-/// f32, growth above 1, backoff
-/// between 0 and 1 and the interval at least 1.
+/// f32, growth above 1, backoff between 0 and 1 and the interval at least 1.
 struct GradScalerOptions {
   double init_scale = 65536;
   double growth_factor = 2, backoff_factor = 0.5;
@@ -55,8 +55,8 @@ class SHERD_API GradScaler {
   /// Divides the optimizer's gradients by the scale, once between two updates (StateError), and remembers
   /// whether all are finite. StateError when nothing was scaled yet, DTypeError for gradients in f16, which
   /// would lose what the scale saved: keep f32 masters. ValueError where `GradScalerOptions::ranks` lacks a
-  /// rank that shares a parameter, StateError where it is undefined and an optimizer has other ranks than the
-  /// first.
+  /// rank that shares a parameter, StateError where it is undefined and the optimizer has other ranks than
+  /// those that were unscaled since the last update, or ranks that the one before these had not.
   void unscale_(Optimizer& optimizer);
   /// Unscales, unless that was done, and steps unless a gradient is not finite: the result (0-d f32) is 1
   /// where the step was skipped. Once between two updates (StateError).
@@ -110,7 +110,9 @@ class SHERD_API GradScaler {
   std::uint64_t compared_at_;  ///< renewals of this rank's groups after which its ranks were alike
   std::uint64_t renewals_of_rounds_ = 0;
   std::vector<Known> known_;
-  std::vector<int> ranks_;     ///< of the world, that share parameters of the first optimizer
+  /// Of the world, on which the scale is alike: those that shared parameters of the last optimizer. None
+  /// where it was set and no optimizer has stepped since, so that it is alike everywhere.
+  std::optional<std::vector<int>> ranks_;
   std::vector<Round> rounds_;  ///< in the order of the calls, alike on all ranks
 };
 

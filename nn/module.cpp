@@ -593,12 +593,21 @@ std::shared_ptr<Module* const> Module::whereabouts() const { return state().self
 
 bool Module::observed() const { return state().extension != nullptr || !state().observers.empty(); }
 
+bool Module::extension_inside() const {
+  const State& s = state();
+  return s.compiled != nullptr && s.extension != nullptr && s.observers.empty() &&
+         s.compiled->extension_inside();
+}
+
 void Module::fire_before(std::span<Tensor* const> inputs) {
+  if (const auto kept = state().extension) kept->enter(*this, inputs);
   state().tell([&](ModuleObserver* observer) { observer->before_forward(*this, inputs); });
 }
 
 void Module::fire_after(std::span<Tensor* const> outputs) {
-  state().tell([&](ModuleObserver* observer) { observer->after_forward(*this, outputs); });
+  const auto kept = state().extension;
+  if (kept) kept->after_forward(*this, outputs), kept->leave(*this, outputs);
+  state().observers.each([&](ModuleObserver* observer) { observer->after_forward(*this, outputs); });
 }
 
 void Module::fire_unknown(std::string_view type) {

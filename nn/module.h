@@ -54,8 +54,12 @@ struct NamedParameter;
 
 /// Attached to a module by code that changes how its parameters are kept (sharding). It moves with the
 /// module, hears its forwards before all observers, and is asked when parameters are listed, moved or cloned.
+/// A forward is `enter`, `before_forward`, `after_forward` and `leave`; a program of the module's may have
+/// the inner two in it, and repeats them then.
 class SHERD_API ModuleExtension : public ModuleObserver {
  public:
+  virtual void enter(Module&, std::span<Tensor* const> /*inputs*/) {}
+  virtual void leave(Module&, std::span<Tensor* const> /*outputs*/) {}
   /// Parameters that lists name for this module, before those of its members: a flat one in place of many.
   virtual std::vector<NamedParameter> own_parameters() const;
   /// Whether lists leave out this parameter, whose owner it is too, because one of `own_parameters` stands
@@ -92,6 +96,8 @@ class SHERD_API CompiledForward {
   virtual Result call(Module& module, const Arguments& arguments,
                       const std::function<std::vector<Tensor>()>& forward,
                       const std::function<std::shared_ptr<const void>()>& keep_form) = 0;
+  /// Whether `forward` is to have in it what the module's extension does before and after.
+  virtual bool extension_inside() const { return false; }
 };
 
 /// Whether a list has a tied parameter under its first name only, or under all of its names.
@@ -242,6 +248,9 @@ class SHERD_API Module {
   /// StateError when this module was moved from.
   void check_alive() const { state(); }
   bool observed() const;
+  /// Whether its programs have in them what its extension does; not while observers, which come after that,
+  /// watch the module.
+  bool extension_inside() const;
   void fire_before(std::span<Tensor* const> inputs);
   void fire_after(std::span<Tensor* const> outputs);
   void fire_unknown(std::string_view type);
@@ -348,28 +357,37 @@ class SHERD_API Layer : public Module {
   template <class Self, class... A>
   static auto run(Self& self, A&&... args) {
     auto& module = const_cast<D&>(static_cast<const D&>(self));  // observers may change what they watch
+    const auto forward = [&self](auto&&... items) -> decltype(auto) {
+      return self.forward(std::forward<decltype(items)>(items)...);
+    };
     try {
-      if (!self.observed()) return run_forward(self, module, std::forward<A>(args)...);
-      return run_observed(self, module, std::forward<A>(args)...);
+      if (!self.observed()) return run_forward(module, forward, std::forward<A>(args)...);
+      if (module.extension_inside()) return run_inside(module, forward, std::forward<A>(args)...);
+      return run_observed(
+          module,
+          [&](auto&&... items) {
+            return run_forward(module, forward, std::forward<decltype(items)>(items)...);
+          },
+          std::forward<A>(args)...);
     } catch (Error& error) {
       module.name_place(error);
       throw;
     }
   }
 
-  template <class Self, class... A>
-  static auto run_forward(Self& self, D& module, A&&... args) {
+  template <class Forward, class... A>
+  static auto run_forward(D& module, const Forward& forward, A&&... args) {
     if (module.compiled() == nullptr) [[likely]]
-      return self.forward(std::forward<A>(args)...);
+      return forward(std::forward<A>(args)...);
     const std::shared_ptr<CompiledForward> compiled = module.compiled();  // the forward may end it
-    using Result = decltype(self.forward(std::forward<A>(args)...));
+    using Result = decltype(forward(std::forward<A>(args)...));
     static constexpr char signature = 0;
     CompiledForward::Arguments arguments{&signature};
     (detail::describe(std::as_const(args), arguments.tensors, arguments.values, arguments.unfit), ...);
     if constexpr (!detail::can_be_made_again<Result>()) {
       arguments.unfit = "its result has no tensors, or cannot be copied";
       compiled->call(module, arguments, [] { return std::vector<Tensor>{}; }, {});
-      return self.forward(std::forward<A>(args)...);
+      return forward(std::forward<A>(args)...);
     } else {
       std::optional<Result> result;
       CompiledForward::Arguments lasting{&signature};
@@ -377,7 +395,7 @@ class SHERD_API Layer : public Module {
       const CompiledForward::Result made = compiled->call(
           module, arguments,
           [&] {
-            result.emplace(self.forward(std::forward<A>(args)...));
+            result.emplace(forward(std::forward<A>(args)...));
             CompiledForward::Arguments after{&signature};
             (detail::describe_lasting<A>(args, after.tensors, after.values, after.unfit), ...);
             if (after.values != lasting.values) arguments.unfit = "its forward writes an argument";
@@ -389,21 +407,63 @@ class SHERD_API Layer : public Module {
     }
   }
 
-  template <class Self, class... A>
-  static auto run_observed(Self& self, D& module, A&&... args) {
+  /// Calls `before` with the tensors in the arguments, `forward`, and `after` with those in its result.
+  template <class Before, class Forward, class After, class... A>
+  static auto between(const Before& before, const Forward& forward, const After& after, A&&... args) {
     std::tuple<Copied<A>...> held(std::forward<A>(args)...);
     std::vector<Tensor*> inputs;
     std::apply([&](auto&... items) { (collect<A>(items, inputs), ...); }, held);
+    before(inputs);
+    auto result = std::apply([&](auto&... items) { return forward(static_cast<Passed<A>>(items)...); }, held);
+    std::vector<Tensor*> outputs;
+    each_tensor(result, [&](Tensor& t) { outputs.push_back(&t); });
+    after(outputs);
+    return result;
+  }
+
+  template <class Result>
+  static void tell_of_unknown(D& module) {
+    if constexpr (detail::holds<Result>() == detail::Holds::unknown)
+      module.fire_unknown(detail::short_type_name<Result>());
+  }
+
+  template <class Forward, class... A>
+  static auto run_observed(D& module, const Forward& forward, A&&... args) {
+    using Result = std::decay_t<decltype(forward(std::forward<A>(args)...))>;
     try {
-      module.fire_before(inputs);
-      auto result = std::apply(
-          [&](auto&... items) { return run_forward(self, module, static_cast<Passed<A>>(items)...); }, held);
-      std::vector<Tensor*> outputs;
-      each_tensor(result, [&](Tensor& t) { outputs.push_back(&t); });
-      if constexpr (detail::holds<decltype(result)>() == detail::Holds::unknown)
-        module.fire_unknown(detail::short_type_name<decltype(result)>());
-      module.fire_after(outputs);
-      return result;
+      return between([&](std::span<Tensor* const> inputs) { module.fire_before(inputs); }, forward,
+                     [&](std::span<Tensor* const> outputs) {
+                       tell_of_unknown<Result>(module);
+                       module.fire_after(outputs);
+                     },
+                     std::forward<A>(args)...);
+    } catch (...) {
+      module.fire_failed();
+      throw;
+    }
+  }
+
+  /// The extension's hooks are a part of what is compiled, and it enters and leaves around that.
+  template <class Forward, class... A>
+  static auto run_inside(D& module, const Forward& forward, A&&... args) {
+    using Result = std::decay_t<decltype(forward(std::forward<A>(args)...))>;
+    const std::shared_ptr<ModuleExtension> extension = module.extension();
+    const auto with_hooks = [&](auto&&... items) {
+      return between([&](std::span<Tensor* const> inputs) { extension->before_forward(module, inputs); },
+                     forward,
+                     [&](std::span<Tensor* const> outputs) {
+                       tell_of_unknown<Result>(module);
+                       extension->after_forward(module, outputs);
+                     },
+                     std::forward<decltype(items)>(items)...);
+    };
+    try {
+      return between([&](std::span<Tensor* const> inputs) { extension->enter(module, inputs); },
+                     [&](auto&&... items) {
+                       return run_forward(module, with_hooks, std::forward<decltype(items)>(items)...);
+                     },
+                     [&](std::span<Tensor* const> outputs) { extension->leave(module, outputs); },
+                     std::forward<A>(args)...);
     } catch (...) {
       module.fire_failed();
       throw;

@@ -370,20 +370,31 @@ void Unit::check_complete(const nn::Module& module) const {
       module.type_name());
 }
 
-void Unit::before_forward(nn::Module& module, std::span<Tensor* const> inputs) {
+void Unit::enter(nn::Module& module, std::span<Tensor* const> inputs) {
   check_complete(module);
   refuse_summoned("a forward begins");
   check_values(module, inputs);
   const bool root = !root_->running();
   if (root) begin_root(module);
-  repeat_begin(root);
-  enter(root ? below_.tied() : std::vector<std::shared_ptr<ParameterGroup>>{});
-  cast_inputs(inputs, root);
+  if (root) refuse_in_frames("compile: a sharded model begins inside; compile the model itself");
+  if (recording_region()) refuse_in_frames("compile: a sharded module runs within recompute");
+  enter(root ? below_.tied() : std::vector<std::shared_ptr<ParameterGroup>>{}, capturing());
+}
+
+void Unit::before_forward(nn::Module&, std::span<Tensor* const> inputs) {
+  repeat_in_program("begin", [whole = bool(running_.back())](Unit& unit) {
+    if (whole) {
+      unit.refuse_summoned("a forward begins");
+      unit.enter({}, false);
+    }
+    unit.begin_use();
+  });
+  cast_inputs(inputs, root_->depth() == 1);
   begin_use();
 }
 
-void Unit::enter(std::span<const std::shared_ptr<ParameterGroup>> tied) {
-  ++running_;
+void Unit::enter(std::span<const std::shared_ptr<ParameterGroup>> tied, bool in_program) {
+  running_.push_back(in_program);
   root_->enter(Engine::current(), tied);
 }
 
@@ -391,48 +402,36 @@ void Unit::begin_use() {
   for (const auto& group : groups_) root_->begin_use(Engine::current(), *group);
 }
 
-void Unit::end_use(AfterForward after) {
-  for (const auto& group : groups_) root_->end_use(*group, after);
+void Unit::end_use() {
+  const bool root = root_->depth() == 1;
+  for (const auto& group : groups_) root_->end_use(*group, root ? AfterForward::keep : policy_.after_forward);
 }
 
 void Unit::leave(std::span<Tensor* const> outputs) {
-  --running_;
+  running_.pop_back();
   root_->leave(outputs);
 }
 
 void Unit::after_forward(nn::Module&, std::span<Tensor* const> outputs) {
-  const bool root = root_->depth() == 1;
-  end_use(root ? AfterForward::keep : policy_.after_forward);
-  repeat_end();
+  end_use();
+  repeat_in_program("end", [whole = bool(running_.back())](Unit& unit) {
+    unit.end_use();
+    if (whole) unit.leave({});
+  });
   if (policy_.output_dtype)
     for (Tensor* output : outputs)
       if (output->defined() && is_floating(output->dtype())) *output = to(*output, *policy_.output_dtype);
-  leave(outputs);
 }
 
-// A compiled forward around this one has it in its program.
+void Unit::leave(nn::Module&, std::span<Tensor* const> outputs) { leave(outputs); }
 
-void Unit::repeat_begin(bool root) {
+/// A compiled forward around this one has it in its program, or what comes between entering and leaving.
+void Unit::repeat_in_program(std::string_view moment, const std::function<void(Unit&)>& again) {
   if (!capturing()) return;
-  if (root) refuse_in_frames("compile: a sharded model begins inside; compile the model itself");
-  if (recording_region()) refuse_in_frames("compile: a sharded module runs within recompute");
-  repeat_in_frames(fmt::format("begin {}", label_), [weak = weak_from_this()] {
-    const auto unit = weak.lock();
-    if (!unit) return;
-    unit->refuse_summoned("a forward begins");
-    unit->enter({});
-    unit->begin_use();
-  });
-}
-
-void Unit::repeat_end() {
-  if (!capturing()) return;
-  repeat_in_frames(fmt::format("end {}", label_), [weak = weak_from_this()] {
-    const auto unit = weak.lock();
-    if (!unit) return;
-    unit->end_use(unit->policy_.after_forward);
-    unit->leave({});
-  });
+  repeat_in_frames(fmt::format("{} {}", moment, label_.empty() ? "root" : label_),
+                   [weak = weak_from_this(), again] {
+                     if (const auto unit = weak.lock()) again(*unit);
+                   });
 }
 
 /// A backward from there would reach the forward on ranks alone whose graphs read parameters.
@@ -447,8 +446,8 @@ void Unit::result_unknown(nn::Module& module, std::string_view type) {
 
 void Unit::forward_failed(nn::Module&) noexcept {
   refuse_in_frames("compile: a sharded module's forward throws inside");
-  if (running_ == 0) return;
-  --running_;
+  if (running_.empty()) return;
+  running_.pop_back();
   root_->fail(groups_);
 }
 

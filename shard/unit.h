@@ -140,8 +140,10 @@ class Unit final : public nn::ModuleExtension,
   void begin_backward(const Plan& plan);
 
   // ---- ModuleExtension ----
+  void enter(nn::Module& module, std::span<Tensor* const> inputs) override;
   void before_forward(nn::Module& module, std::span<Tensor* const> inputs) override;
   void after_forward(nn::Module& module, std::span<Tensor* const> outputs) override;
+  void leave(nn::Module& module, std::span<Tensor* const> outputs) override;
   void result_unknown(nn::Module& module, std::string_view type) override;
   void forward_failed(nn::Module& module) noexcept override;
   bool repeats_in_programs() const override { return root_->running(); }  // else it begins as one
@@ -179,11 +181,10 @@ class Unit final : public nn::ModuleExtension,
   [[noreturn]] void fail_changed(const std::string& name) const;
   void use(Members& members);
   void begin_root(nn::Module& root);
-  void repeat_begin(bool root);
-  void repeat_end();
-  void enter(std::span<const std::shared_ptr<ParameterGroup>> tied);
+  void repeat_in_program(std::string_view moment, const std::function<void(Unit&)>& again);
+  void enter(std::span<const std::shared_ptr<ParameterGroup>> tied, bool in_program);
   void begin_use();
-  void end_use(AfterForward after);
+  void end_use();
   void leave(std::span<Tensor* const> outputs);
   void number() const;
   void apply_synchronising();
@@ -198,8 +199,8 @@ class Unit final : public nn::ModuleExtension,
   std::string label_;  ///< name in the outermost module; empty: it is that
   Below below_;
   bool abandoned_ = false;
-  StepCheck step_check_{};  ///< as a root
-  int running_ = 0;         ///< forwards under way
+  StepCheck step_check_{};     ///< as a root
+  std::vector<bool> running_;  ///< of each forward under way, whether a program has it whole
   Precision precision_ = Precision::reduced;
   bool synchronising_ = true;
   int no_syncs_ = 0;  ///< scopes

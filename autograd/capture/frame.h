@@ -51,6 +51,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::string text() const;
   /// Appends a drawing of each program, the forward's first.
   void draw(std::vector<std::string>& drawings) const;
+  /// Places with names (`repeat_in_frames`) that were met while its programs were traced.
+  std::size_t hooks() const { return hooks_; }
   /// Ops of each program, the forward's first.
   std::vector<std::size_t> ops() const;
 
@@ -166,6 +168,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   std::span<const Pass> passes_;
   std::string unfit_;
+  std::size_t hooks_ = 0;
   std::unique_ptr<Program::Impl> forward_;
   std::vector<Recipe> recipes_;   // oldest first
   std::vector<Way> result_ways_;  // by output of the node

@@ -238,6 +238,7 @@ Tensors Frame::trace_backward(const FrameCall& call, const GradArgs& args, const
     const Listening listening(tracer);
     gradients = differentiate(call, args, &tracer);
   }
+  hooks_ += tracer.marks.size();
   Backward made{std::move(words), nullptr, {}, {}};
   tracer.attempt([&] { learn_backward(tracer, call, given, gradients, made); });
   if (!tracer.reason.empty()) made.program = nullptr;

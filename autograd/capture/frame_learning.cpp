@@ -356,6 +356,7 @@ std::vector<Tensor> Frame::trace(const std::vector<Tensor>& inputs,
     for (const Tensor& t : given.shown) all.push_back(t);
     learn(tracer, inputs, all, since, *call);
   });
+  hooks_ += tracer.marks.size();
   unfit_ = tracer.reason;
   check<StateError>(!strict || unfit_.empty(), "{}", unfit_);
   if (unfit_.empty()) {

@@ -1,9 +1,10 @@
-// S4.4 and S4.7: training steps by programs, beside the same ones eagerly. Losses are equal to the bit, which
-// is more than the catalogue's tolerance.
+// S4.1: hooks of sharding in and out of programs. S4.4 and S4.7: training steps by programs, beside the same
+// ones eagerly. Losses are equal to the bit, which is more than the catalogue's tolerance.
 #include "nn/compile.h"
 #include "nn/optimizer.h"
 #include "runtime/ops.h"
 #include "shard/fully_shard.h"
+#include "tests/scenarios/models.h"
 #include "tests/scenarios/scenario.h"
 
 namespace sherd::scenarios {
@@ -107,7 +108,8 @@ std::vector<Tensor> losses(const Rank& rank, bool by_programs, const Make& make,
     }
   };
   run(1);
-  if (by_programs) nn::compile(model, {.full_graph = FullGraph::yes, .sharded_below = ShardedBelow::inside});
+  if (by_programs)
+    nn::compile(model, {.full_graph = FullGraph::yes, .sharding_hooks = ShardingHooks::inside});
   run(10);
   if (by_programs) {
     stats = nn::compiled_programs(model).stats();
@@ -139,10 +141,42 @@ void simple_mlp(Rank& rank) {
     shard::fully_shard(*model, {.mesh = of.mesh, .reshard_after_forward = true, .device = compute});
     return model;
   };
-  compare(rank, {}, make, [](const Rank& of) {
+  const std::vector<std::string> marks = {"begin root", "end root", "back to end root"};
+  compare(rank, marks, make, [](const Rank& of) {
     manual_seed(static_cast<std::uint64_t>(of.index()));
     return randn({2, width}, {f32, compute});
   });
+}
+
+/// Besides the catalogue's: what is called by programs has eager's bits, and the backward counts too.
+void disable_compiling_hooks(Rank& rank, bool skip_fsdp_hooks) {
+  const auto trained = [&](bool by_programs, CompileStats& forward, CompileStats& all) {
+    manual_seed(1);
+    Mlp model(4);
+    shard::fully_shard(model, {.mesh = rank.mesh, .device = compute});
+    if (by_programs)
+      nn::compile(model, {.sharding_hooks = skip_fsdp_hooks ? ShardingHooks::around : ShardingHooks::inside});
+    nn::Sgd optim(model.parameters(), {.lr = 0.1});
+    manual_seed(static_cast<std::uint64_t>(rank.index()));
+    std::vector<Tensor> losses;
+    for (int i = 0; i < 3; ++i) {
+      losses.push_back(sum(square(model(randn({4, 4}, {f32, compute})))));
+      if (by_programs && i == 0) forward = nn::compiled_programs(model).stats();
+      losses.back().backward();
+      optim.step();
+      optim.zero_grad();
+    }
+    if (by_programs) all = nn::compiled_programs(model).stats();
+    return losses;
+  };
+  CompileStats forward, all;
+  const std::vector<Tensor> eager = trained(false, forward, all), compiled = trained(true, forward, all);
+  for (std::size_t i = 0; i < eager.size(); ++i)
+    rank.check.same(compiled[i], eager[i], fmt::format("loss {}", i));
+  rank.check.eq(forward.sharding_hooks, skip_fsdp_hooks ? 0u : 2u, "hooks that the forward's trace met");
+  rank.check.eq(all.sharding_hooks, skip_fsdp_hooks ? 0u : 3u, "and the backward's, to its end");
+  rank.check.eq(all.hits, 2u, "calls by the program");
+  rank.check.eq(all.eager, 0u, "calls that ran eagerly");
 }
 
 void transformer(Rank& rank) {
@@ -165,7 +199,9 @@ void transformer(Rank& rank) {
 }  // namespace
 
 std::vector<Scenario> s4_training() {
-  return {scenario("S4.4", "test_simple_mlp_fullgraph_backend_aot_eager", Harness::processes, {2}, Grid<>(),
+  return {scenario("S4.1", "test_disable_compiling_hooks", Harness::processes, {2, 4},
+                   Grid(Axis<bool>{"skip_fsdp_hooks", {false, true}}), disable_compiling_hooks),
+          scenario("S4.4", "test_simple_mlp_fullgraph_backend_aot_eager", Harness::processes, {2}, Grid<>(),
                    simple_mlp),
           scenario("S4.7", "test_transformer_fullgraph_backend_aot_eager", Harness::processes, {2}, Grid<>(),
                    transformer)};

@@ -50,7 +50,7 @@ struct Way {
   shard::Options options{};
   bool recomputes = false, steps_within = false, inner_part = false;
   std::optional<ManagedParameters> model{};  ///< the whole of it is compiled, split at its sharded modules
-  ShardedBelow below = ShardedBelow::in_parts;
+  ShardingHooks hooks = ShardingHooks::around;
 };
 std::vector<Way> ways() {
   std::vector<Way> all{{"plain", {}},
@@ -70,7 +70,7 @@ std::vector<Way> ways() {
     if (whole.inner_part || whole.model == ManagedParameters::guarded) continue;
     other = whole;
     other.model = whole.model.value_or(ManagedParameters::guarded);
-    other.below = ShardedBelow::inside;
+    other.hooks = ShardingHooks::inside;
     all.push_back(other);
   }
   return all;
@@ -94,7 +94,7 @@ std::vector<std::vector<double>> train(World& world, shard::GroupLayout layout, 
   }
   shard::fully_shard(net, options);
   net.head.eval();  // whose call is the same in both modes of the model
-  if (here && way.model) nn::compile(net, {.managed_parameters = *way.model, .sharded_below = way.below});
+  if (here && way.model) nn::compile(net, {.managed_parameters = *way.model, .sharding_hooks = way.hooks});
   nn::Adam optimizer(net.parameters(), {.lr = 0.02});
   std::optional<shard::StepInBackward> within;
   if (way.steps_within) within.emplace(optimizer);
@@ -122,7 +122,7 @@ std::vector<std::vector<double>> train(World& world, shard::GroupLayout layout, 
       optimizer.zero_grad();
     }
   }
-  if (compiles == Compiles::everybody && way.below == ShardedBelow::inside) {
+  if (compiles == Compiles::everybody && way.hooks == ShardingHooks::inside) {
     const CompileStats stats = nn::compiled_programs(net).stats();
     expect(way.recomputes || (stats.hits >= 3 && stats.eager == 0), "{}, one program: {} hits, {} eager\n{}",
            way.name, stats.hits, stats.eager, nn::compiled_programs(net).text());
@@ -155,7 +155,7 @@ TEST_CASE("blocks that are sharded and compiled train with eager's bits, on the 
       const auto eager = train(world, layout, way, Compiles::nobody);
       for (const Compiles compiles : {Compiles::everybody, Compiles::rank_0})
         expect(train(world, layout, way, compiles) == eager, "{}{}: other bits", way.name,
-               way.below == ShardedBelow::inside ? ", one program" : "");
+               way.hooks == ShardingHooks::inside ? ", one program" : "");
     }
   });
 }

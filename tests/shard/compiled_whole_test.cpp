@@ -46,7 +46,7 @@ void shard_all(Stack& net, shard::GroupLayout layout) {
   shard::fully_shard(net, {.layout = layout});
 }
 
-const CompileOptions whole{.sharded_below = ShardedBelow::inside};
+const CompileOptions whole{.sharding_hooks = ShardingHooks::inside};
 
 /// A step's loss.
 double step(Stack& net, nn::Optimizer& optimizer, int rank, int number) {
@@ -341,5 +341,89 @@ TEST_CASE("one program: a module that ran within its model and then alone is rig
     };
     const std::vector<double> eager = losses(Compiles::nobody);
     for (const Compiles who : somebody) expect(losses(who) == eager, "other losses");
+  });
+}
+
+TEST_CASE(
+    "one program: casts of its inputs and results are ops of it, and its hooks around it while observed") {
+  struct Observer final : nn::ModuleObserver {
+    std::vector<DType> seen;
+    void before_forward(nn::Module&, std::span<Tensor* const> inputs) override {
+      seen.push_back(inputs[0]->dtype());
+    }
+    void after_forward(nn::Module&, std::span<Tensor* const> outputs) override {
+      seen.push_back(outputs[0]->dtype());
+    }
+  };
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    const auto losses = [&](bool compiles) {
+      manual_seed(1);
+      Residual net;
+      shard::fully_shard(net, {.layout = layout,
+                               .mixed_precision = {.param_dtype = bf16,
+                                                   .output_dtype = f32,
+                                                   .cast_forward_inputs = true,
+                                                   .cast_root_forward_inputs = true}});
+      if (compiles) nn::compile(net, whole);
+      Observer observer;
+      nn::Adam optimizer(net.parameters(), {.lr = 0.02});
+      std::vector<std::vector<double>> all;
+      for (int i = 0; i < 6; ++i) {
+        const auto observes = i < 3 ? Subscription() : net.observe(observer);
+        Tensor x = mul(ones({2, 6}), 0.1 * (i + 1 + world.rank()));
+        x.requires_grad_();
+        const Tensor loss = mean(square(net(x)));
+        loss.backward();
+        all.push_back(to(x.grad(), f64).to_vector<double>());
+        optimizer.step();
+        optimizer.zero_grad();
+        all.push_back({loss.item()});
+        if (!compiles) continue;
+        const CompileStats stats = nn::compiled_programs(net).stats();
+        // Observed, the same sharding is done around a program of its own.
+        const std::size_t ops = stats.ops[0], hooks = stats.sharding_hooks;
+        const bool casts =
+            nn::compiled_programs(net).text().find("cast[dtype=bf16](%x0)") != std::string::npos;
+        expect(hooks == 3 && stats.eager == 0 && ops > 0, "call {}: {} hooks, {} eager", i, hooks,
+               stats.eager);
+        expect(stats.programs == (i < 3 ? 1u : 2u), "call {}: {} programs", i, stats.programs);
+        expect(casts, "no cast of the input in:\n{}", nn::compiled_programs(net).text());
+      }
+      expect(observer.seen == std::vector<DType>({bf16, f32, bf16, f32, bf16, f32}), "other dtypes observed");
+      return all;
+    };
+    const auto eager = losses(false), compiled = losses(true);
+    expect(compiled == eager, "other bits");
+  });
+}
+
+TEST_CASE("one program: an exception in its own forward leaves a model that trains as if it had not been") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    const auto losses = [&](bool compiles) {
+      manual_seed(1);
+      Stack net(2);
+      shard_all(net, layout);
+      if (compiles) nn::compile(net, whole);
+      nn::Adam optimizer(net.parameters(), {.lr = 0.02});
+      std::vector<double> all;
+      for (int i = 0; i < 6; ++i) {
+        if (i == 0 || i == 3) {
+          // Of another size, so that it is traced.
+          net.between = [] { throw std::runtime_error("by the test"); };
+          bool thrown = false;
+          try {
+            net(ones({i + 4, 6}));
+          } catch (const std::runtime_error&) {
+            thrown = true;
+          }
+          expect(thrown, "no exception");
+          net.between = {};
+        }
+        all.push_back(step(net, optimizer, world.rank(), i));
+      }
+      return all;
+    };
+    const std::vector<double> eager = losses(false);
+    expect(losses(true) == eager, "other losses");
   });
 }
