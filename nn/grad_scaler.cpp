@@ -1,17 +1,17 @@
 #include "nn/grad_scaler.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <set>
 
 #include "autograd/autograd.h"
 #include "autograd/capture/capture.h"
 #include "autograd/capture/effects.h"
-#include "autograd/node.h"
 #include "collectives/observe.h"
 #include "nn/norm_parts.h"
-#include "nn/shared_gradients.h"
+#include "nn/scaler_ranks.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"
 #include "runtime/given.h"
@@ -62,78 +62,6 @@ std::vector<std::vector<Tensor>> gradients_of(const Optimizer& optimizer) {
   return lists;
 }
 
-/// Groups of the same ranks serve alike: each model may have its own.
-bool same_ranks(const Group& a, const Group& b) {
-  return std::ranges::equal(a.world_ranks(), b.world_ranks());
-}
-
-void add_once(std::vector<Group>& groups, const Group& group) {
-  if (std::ranges::none_of(groups, [&](const Group& g) { return same_ranks(g, group); }))
-    groups.push_back(group);
-}
-
-/// Who has a parameter of it, in parts or whole: each group once, whether or not a parameter has a gradient
-/// here. Smaller ones first, so that after a call of each all ranks know what any one did where a group holds
-/// the others or they are axes of one mesh; else in the order of the parameters, the same on all ranks.
-std::vector<Group> sharers_of(const Optimizer& optimizer) {
-  std::vector<Group> groups;
-  for (std::size_t g = 0; g < optimizer.group_count(); ++g)
-    for (const Parameter& p : optimizer.parameters(g)) {
-      if (p.owner() != nullptr)
-        for (const Group& group : p.owner()->ranks(p)) add_once(groups, group);
-      if (const auto* shared = dynamic_cast<const SharedGradients*>(sink_of(p.local())))
-        add_once(groups, shared->ranks());
-    }
-  std::ranges::stable_sort(groups, {}, &Group::size);
-  return groups;
-}
-
-/// Who is in any of the groups, in order; of axes of a mesh all ranks that these span. None where there is no
-/// other rank. Smaller groups come first.
-std::vector<int> ranks_in(std::span<const Group> groups) {
-  std::set<int> all;
-  for (std::size_t g = groups.size(); g-- > 0;) {
-    const std::span<const int> more = groups[g].world_ranks();
-    if (std::ranges::all_of(more, [&](int rank) { return all.contains(rank); })) continue;
-    const int here = more[static_cast<std::size_t>(groups[g].rank())];
-    if (all.empty()) all.insert(here);
-    std::set<int> spanned;
-    for (const int rank : all)
-      for (const int other : more) spanned.insert(rank + other - here);
-    all = std::move(spanned);
-  }
-  if (all.size() == 1) all.clear();
-  return {all.begin(), all.end()};
-}
-
-std::string name_of(const std::vector<int>& ranks) {
-  return ranks.empty() ? "this rank alone" : fmt::format("ranks {}", ranks);
-}
-
-/// What a rank's scaler has come to.
-struct Standing {
-  double updates, scale, tracker, unlike;
-};
-
-/// The one with most updates of a group's, and whether they are unlike.
-Standing foremost_of(const Group& group, const Standing& mine) {
-  constexpr std::int64_t words = 4;
-  const Tensor all = empty({group.size() * words}, {DType::f64, Device::cpu()});
-  group.all_gather(
-      all,
-      Tensor::from<double>({mine.updates, mine.scale, mine.tracker, mine.unlike}, {words}, Device::cpu()),
-      {.label = "GradScaler after renew"});
-  const std::vector<double> of_all = all.to_vector<double>();
-  Standing first{-1, 0, 0, 0};
-  double unlike = 0;
-  for (std::size_t i = 0; i < of_all.size(); i += words) {
-    if (of_all[i + 3] != 0 || !std::equal(of_all.begin(), of_all.begin() + 3, &of_all[i])) unlike = 1;
-    if (of_all[i] > first.updates) first = {of_all[i], of_all[i + 1], of_all[i + 2], 0};
-  }
-  first.unlike = unlike;
-  return first;
-}
-
 /// 1 where any is inf or NaN, 0-d f32.
 Tensor any_not_finite(std::span<const std::vector<Tensor>> lists, Device device) {
   Tensor found = zeros({}, {DType::f32, device});
@@ -142,11 +70,6 @@ Tensor any_not_finite(std::span<const std::vector<Tensor>> lists, Device device)
     found = maximum(found, to(to(logical_not(isfinite(largest)), DType::f32), device));
   }
   return found;
-}
-
-/// In place: 1 where it is so on any rank.
-void tell_all(const Tensor& found, std::span<const Group> ranks) {
-  for (const Group& group : ranks) group.all_reduce(found, ReduceOp::max(), {.label = "GradScaler"});
 }
 
 Tensor scalar_f64(double value) { return Tensor::scalar(value, {DType::f64, Device::cpu()}); }
@@ -221,11 +144,11 @@ void GradScaler::remember(Optimizer& optimizer, const std::vector<Group>& sharer
 void GradScaler::compare(const std::vector<Group>& ranks) {
   const std::uint64_t now = renewals();
   if (now == compared_at_ || capturing_calls()) return;
-  const Standing mine{static_cast<double>(*updates_), scale_.item(), tracker_.item(), 0};
-  Standing first = mine;
+  const auto updates = static_cast<double>(*updates_);
+  ScalerStanding first{updates, scale_.item(), tracker_.item(), updates};
   for (const Group& group : ranks) first = foremost_of(group, first);
   compared_at_ = now;
-  if (first.unlike == 0) return;
+  if (!first.unlike) return;
   *updates_ = static_cast<std::int64_t>(first.updates);
   fill_(scale_, first.scale);
   fill_(tracker_, first.tracker);
@@ -234,9 +157,9 @@ void GradScaler::compare(const std::vector<Group>& ranks) {
   rounds_.clear();
   fail<StateError>(
       "GradScaler: a fault cost some ranks an update, and this backward's gradients are of unlike scales: "
-      "this rank had a scale of {} after {} updates, the foremost {} after {}, which all have now; gradients "
-      "of the optimizers that it has seen are cleared, go on with the next backward",
-      mine.scale, mine.updates, first.scale, first.updates);
+      "ranks have taken from {} to {} updates, this one {}, and all have the scale of most updates now, {}; "
+      "gradients of the optimizers that it has seen are cleared, go on with the next backward",
+      first.least_updates, first.updates, updates, first.scale);
 }
 
 GradScaler::Round& GradScaler::unscaled(Optimizer& optimizer, std::string_view call) {

@@ -605,8 +605,10 @@ void Module::fire_before(std::span<Tensor* const> inputs) {
 }
 
 void Module::fire_after(std::span<Tensor* const> outputs) {
-  const auto kept = state().extension;
-  if (kept) kept->after_forward(*this, outputs), kept->leave(*this, outputs);
+  if (const auto kept = state().extension) {
+    kept->after_forward(*this, outputs);
+    kept->leave(*this, outputs);
+  }
   state().observers.each([&](ModuleObserver* observer) { observer->after_forward(*this, outputs); });
 }
 
