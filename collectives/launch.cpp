@@ -97,6 +97,10 @@ std::optional<Launch> read_launch(const Variable& variable) {
                       launch.size, most_ranks);
     check<ValueError>(launch.rank < launch.size, "launch: {} is {} and {} is {}; a rank is below the size",
                       names.rank, launch.rank, names.size, launch.size);
+    check<ValueError>(variable(names.local_rank) == nullptr || variable(names.local_size) == nullptr ||
+                          launch.local_rank < launch.local_size,
+                      "launch: {} is {} and {} is {}; a rank is below the size", names.local_rank,
+                      launch.local_rank, names.local_size, launch.local_size);
     return launch;
   }
   return {};

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 #include "runtime/context.h"
@@ -40,6 +41,26 @@ template <class E>
 struct Told final : E, OfAnotherRank {
   Told(int rank, const std::string& text) : E(fmt::format("rank {}: {}", rank, text)), OfAnotherRank(rank) {}
 };
+
+/// What this rank threw as well.
+template <class E>
+struct Beside final : E, OfAnotherRank {
+  Beside(const E& own, int first) : E(own), OfAnotherRank(first) {}
+};
+
+/// Throws the error itself, as one beside that of rank `first` where it is of the library.
+template <class... Known>
+[[noreturn]] void throw_beside(const std::exception_ptr& error, int first) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& own) {
+    const auto try_as = [&]<class E>(const E*) {
+      if (typeid(own) == typeid(E)) throw Beside<E>(static_cast<const E&>(own), first);
+    };
+    (try_as(static_cast<const Known*>(nullptr)), ...);
+    throw;
+  }
+}
 
 /// The bytes of rank `from`'s text, of which all know the size.
 std::string text_of(const Group& ranks, int from, std::string text, std::size_t size) {
@@ -87,7 +108,10 @@ std::vector<std::uint64_t> together_all(const Group& ranks, std::string_view cal
   }
   const std::size_t at = words * static_cast<std::size_t>(first);
   const std::string theirs = text_of(ranks, first, mine.message, static_cast<std::size_t>(ends[at + 1]));
-  if (mine.error) std::rethrow_exception(mine.error);
+  if (mine.error && first == ranks.rank()) std::rethrow_exception(mine.error);
+  if (mine.error)
+    throw_beside<ValueError, ShapeError, DTypeError, DeviceError, StateError, FileError, NotImplementedError>(
+        mine.error, first);
   switch (static_cast<End>(ends[at])) {
     case End::file:
       throw Told<FileError>(first, theirs);

@@ -12,11 +12,12 @@
 
 namespace sherd::shard {
 
-/// Beside its type what `together` throws has this where another rank's `act` threw.
+/// Beside its type what `together` throws has this where another rank's `act` threw, and this one's did not,
+/// or is not the first of the ranks that did: of one fault that many meet (a full disk) one rank tells.
 struct SHERD_API OfAnotherRank {
   explicit OfAnotherRank(int who) : rank(who) {}
   virtual ~OfAnotherRank();
-  int rank;  ///< of the group
+  int rank;  ///< of the group, the first that threw
 };
 
 /// Runs `act`, and returns when every rank of `ranks` has run its own; without ranks it just runs. Where it

@@ -13,6 +13,7 @@
 
 #include "collectives/group.h"
 #include "nn/module.h"
+#include "shard/call_name.h"
 
 namespace sherd::shard {
 

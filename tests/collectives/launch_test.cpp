@@ -113,6 +113,8 @@ TEST_CASE("values that are no ranks are named with their variable") {
     const std::string text = message_of<ValueError>([&] { read(f.say("8", "8", "0", "1")); });
     CHECK_THAT(text, ContainsSubstring(f.rank + " is 8 and " + f.size + " is 8"));
     CHECK_THROWS_AS(read(f.say("0", "0", "0", "1")), ValueError);
+    CHECK_THAT(message_of<ValueError>([&] { read(f.say("0", "8", "4", "4")); }),
+               ContainsSubstring(f.local_rank + " is 4 and " + f.local_size + " is 4"));
     CHECK(read(f.say("0", "65536", "0", "1"))->size == 65536);
     for (const char* many : {"65537", "50000000", "2147483647"})
       CHECK_THAT(message_of<ValueError>([&] { read(f.say("0", many, "0", "1")); }),

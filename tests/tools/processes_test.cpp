@@ -144,6 +144,10 @@ TEST_CASE("one fault of a launched job is one line, whichever rank it is of and 
   for (const char* wire : {"mpi", "tcp"}) {
     INFO(wire);
     const std::string over = fmt::format("SHERD_WIRE={}; export SHERD_WIRE; ", wire);
+    // Which all of them meet.
+    const std::string all_full = said(over + "{ trap '' XFSZ; ulimit -f 8; }",
+                                      {"--batch", "6", "--steps", "2", "--out", std::string(wire)});
+    CHECK_THAT(all_full, ContainsSubstring(fmt::format("sherd: rank 0: write: '{}/step-0", wire)));
     for (const int culprit : {0, 1, 2}) {
       const std::string is_culprit = fmt::format("[ $OMPI_COMM_WORLD_RANK = {} ] && ", culprit);
       const std::string out = fmt::format("{}-{}", wire, culprit);
