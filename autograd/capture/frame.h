@@ -17,8 +17,6 @@
 
 namespace sherd {
 
-class BackwardPass;
-
 /// What a call leaves for its backward.
 struct FrameCall {
   std::shared_ptr<class Frame> frame;
@@ -64,6 +62,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
  private:
   class Tracer;
+  class Walk;
   struct Graph;
   /// What was heard, after the passes.
   std::unique_ptr<Program::Impl> program_of(Recorded recorded, Cut cut) const;
@@ -84,18 +83,6 @@ class Frame : public std::enable_shared_from_this<Frame> {
     std::vector<std::optional<KeptTensor>> inputs, outputs;
     Specs specs, results;
     std::size_t marks = 0;  // that came before it
-  };
-  /// A backward of a call that is under way. On its way back it comes to the marks, at which gradients that
-  /// are whole leave and the pass around it hears how far it is.
-  struct Walk {
-    BackwardPass* outer;  // null: nobody hears of marks
-    const FrameCall* call;
-    std::size_t left;  // marks to which it still comes
-    Program::Impl* program = nullptr;
-  };
-  /// A result that leaves at a mark.
-  struct Handed {
-    std::uint32_t edge, result;
   };
   struct Target {
     std::optional<std::uint32_t> input;  // whose history it is; else a leaf
@@ -145,9 +132,6 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::uint32_t keep_region(Tracer& tracer, const Storage& storage, FrameCall& call,
                             std::vector<const StorageOwner*>& met);
   void learn_marks(Recorded& recorded);
-  std::vector<std::uint64_t> first_behind_marks(const std::vector<Ref<Node>>& nodes) const;
-  bool leaves_at(std::size_t mark, std::size_t edge) const;
-  void come_to(std::size_t mark);
   Ref<const AnyOp> op_of(const FrameCall& call, const Ref<const AnyOp>& op) const;
   std::vector<Ref<Storage>> storages_of(const FrameCall& call) const;
   void number_edges();
@@ -186,7 +170,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<std::size_t>
       leave_at_;  // by edge: the mark at which a backward has its gradient whole, or none
   std::vector<std::uint64_t>* marks_of_call_ = nullptr;  // of the forward under way
-  Walk* walk_ = nullptr;
+  Walk* walk_ = nullptr;                                 // the innermost that is under way
   RandomKey begin_{}, end_{};
   std::list<Backward> backwards_;  // the last used first
 };

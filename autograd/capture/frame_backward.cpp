@@ -1,9 +1,7 @@
 // A frame's backwards: by a program, or by the graph that eager ops would have recorded.
 #include <algorithm>
 
-#include "autograd/capture/effects.h"
-#include "autograd/capture/frame_tracer.h"
-#include "autograd/pass.h"
+#include "autograd/capture/frame_walk.h"
 #include "autograd/region.h"
 #include "autograd/tape.h"
 
@@ -47,25 +45,6 @@ std::vector<Ref<Storage>> Frame::storages_of(const FrameCall& call) const {
     storages.push_back(kept_[k].region ? released_by(regions[*kept_[k].region], kept_[k].index)
                                        : call.kept[k].memory);
   return storages;
-}
-
-/// By mark, the place of the first node behind it.
-std::vector<std::uint64_t> Frame::first_behind_marks(const std::vector<Ref<Node>>& nodes) const {
-  std::vector<std::uint64_t> first(marks_.size(), std::uint64_t(-1));
-  for (std::size_t n = 0, mark = 0; n < nodes.size(); ++n)
-    while (mark < recipes_[n].marks) first[mark++] = nodes[n]->sequence;
-  return first;
-}
-
-/// Whether the gradient along an edge is whole at the mark, and somebody waits for it there.
-bool Frame::leaves_at(std::size_t mark, std::size_t edge) const {
-  const Ref<Leaf>& leaf = targets_[edges_[edge]].leaf;
-  return leave_at_[edge] == mark && leaf && leaf->sink;
-}
-
-void Frame::come_to(std::size_t mark) {
-  walk_->left = mark;
-  walk_->outer->come_to(walk_->call->marks[mark]);
 }
 
 /// By the graph that eager ops would have recorded, made anew of what the call kept. `tracer`: hears it.
@@ -112,40 +91,7 @@ Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args, Tracer
     so_far.push_back(i < args.beside.so_far.size() ? args.beside.so_far[i] : Tensor{});
     places.push_back(i);
   }
-  const std::vector<std::uint64_t> behind = first_behind_marks(nodes);
-  const auto back_to = [&](std::size_t mark) {
-    const auto handed = std::make_shared<std::vector<Handed>>();
-    if (tracer != nullptr)
-      repeat_in_frames("back to " + marks_[mark], [this, mark, handed] {
-        for (const Handed& h : *handed) walk_->outer->hand(h.edge, walk_->program->take_result(h.result));
-        come_to(mark);
-      });
-    struct Deaf {
-      Tracer* tracer;
-      explicit Deaf(Tracer* of) : tracer(of) { set(true); }
-      ~Deaf() { set(false); }
-      void set(bool deaf) const {
-        if (tracer != nullptr) tracer->deaf = deaf;
-      }
-    } deaf(tracer);  // to hooks, and to what sinks do
-    for (std::size_t k = 0; k < places.size(); ++k) {
-      if (!leaves_at(mark, places[k])) continue;
-      Tensor gradient = pass.take_target(k);
-      if (!gradient.defined()) continue;
-      if (tracer != nullptr) {
-        handed->push_back(
-            {static_cast<std::uint32_t>(places[k]), static_cast<std::uint32_t>(tracer->handed.size())});
-        tracer->handed.push_back(tracer->hand(gradient));
-      }
-      walk_->outer->hand(places[k], std::move(gradient));
-    }
-    come_to(mark);
-  };
-  if (walk_->outer != nullptr)
-    pass.watch(std::uint64_t(-1), [&](std::uint64_t place) {
-      while (walk_->left > 0 && place < behind[walk_->left - 1]) back_to(walk_->left - 1);
-      return walk_->left > 0 ? behind[walk_->left - 1] : 0;
-    });
+  walk_->watch(pass, nodes, places, tracer);
   std::vector<Tensor> found = pass.partial(wanted, {so_far.begin(), so_far.size()}, since);
   Tensors gradients(edges_.size());
   for (std::size_t k = 0; k < places.size(); ++k) gradients[places[k]] = std::move(found[k]);
@@ -174,7 +120,7 @@ Tensors Frame::run(Backward& backward, FrameCall& call, const GradArgs& args,
     for (const std::uint32_t k : backward.reads) kept[k] = std::move(call.kept[k]);
     call.kept.clear();
   }
-  walk_->program = backward.program.get();
+  walk_->goes_by(*backward.program);
   const std::vector<Tensor> results = backward.program->run_half(given, kept, call.start);
   Tensors gradients(edges_.size());
   for (std::size_t i = 0; i < edges_.size(); ++i)
@@ -266,12 +212,7 @@ Tensors Frame::backward(FrameCall& call, const GradArgs& args) {
   BackwardPass* const outer = pass_state().innermost;
   const bool marked = !marks_.empty() && !args.create_graph && !call.twins && outer->feeds();
   words.push_back(marked ? 1 : 0);
-  Walk walk{marked ? outer : nullptr, &call, marks_.size()};
-  struct Walking {
-    Walk*& here;
-    Walk* before;
-    ~Walking() { here = before; }
-  } walking{walk_, std::exchange(walk_, &walk)};
+  Walk walk(*this, call, marked ? outer : nullptr);
   Tensors gradients;
   Backward* known = find(words);
   if (args.create_graph || call.twins || sherd::Tracer::active())
