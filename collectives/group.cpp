@@ -185,7 +185,7 @@ bool GroupEnd::observed() const { return !state_.interceptions.empty() || !state
 void GroupEnd::renew() {
   check_thread();
   transport_ = home_->keep(transport_->renew());
-  ++state_.renewals;
+  if (size() > 1) ++state_.renewals;
   const Group group(shared_from_this());
   state_.renewed.each([&](const auto& act) { act(group); });
 }

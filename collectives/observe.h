@@ -54,7 +54,7 @@ class SHERD_API OrderLog {
 [[nodiscard]] SHERD_API Subscription before_calls(std::function<void()> act);
 /// `act` runs when the calling rank has renewed a group.
 [[nodiscard]] SHERD_API Subscription after_renewals(std::function<void(const Group&)> act);
-/// Number of renewals of groups by the calling rank.
+/// Number of renewals of groups by the calling rank, of those with other ranks.
 SHERD_API std::uint64_t renewals();
 
 /// Number of calls that the calling rank has posted so far, over all its groups.

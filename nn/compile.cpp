@@ -29,8 +29,10 @@ class Guards final : public MemberVisitor {
         else if (!m.extension()->repeats_in_programs())
           unfit = fmt::format("a {} below begins a sharded model inside; compile that model", m.type_name());
       }
-      if (options_.sharding_hooks == ShardingHooks::inside)
+      if (options_.sharding_hooks == ShardingHooks::inside) {
         words_.push_back(reinterpret_cast<std::uintptr_t>(m.extension().get()));
+        if (m.extension() != nullptr) m.extension()->add_guards(words_);
+      }
       if (&m != &root && m.compiled() != nullptr) words_.push_back(2);
     });
   }
@@ -65,13 +67,6 @@ class Guards final : public MemberVisitor {
   const CompileOptions& options_;
 };
 
-/// Forwards that a program had begun when it threw: those of sharded modules below.
-void end_begun(Module& module) noexcept {
-  module.visit_all_modules([&](Module& m) {
-    if (&m != &module && m.extension() != nullptr) m.extension()->forward_failed(m);
-  });
-}
-
 class CompiledModule : public CompiledForward {
  public:
   explicit CompiledModule(CompileOptions options) : programs(options), options_(options) {}
@@ -83,14 +78,9 @@ class CompiledModule : public CompiledForward {
     Guards guards(words, options_);
     guards.look(module);
     const std::string& unfit = guards.unfit.empty() ? arguments.unfit : guards.unfit;
-    try {
-      CompiledPrograms::Result made =
-          programs.call(arguments.tensors, std::move(words), forward, unfit, keep_form);
-      return {std::move(made.outputs), std::move(made.form)};
-    } catch (...) {
-      end_begun(module);
-      throw;
-    }
+    CompiledPrograms::Result made =
+        programs.call(arguments.tensors, std::move(words), forward, unfit, keep_form);
+    return {std::move(made.outputs), std::move(made.form)};
   }
 
   bool extension_inside() const override { return options_.sharding_hooks == ShardingHooks::inside; }

@@ -67,6 +67,8 @@ class SHERD_API ModuleExtension : public ModuleObserver {
   virtual bool hides(const Parameter& parameter) const;
   /// Whether a program around the module's forward repeats what the extension does before and after it.
   virtual bool repeats_in_programs() const { return false; }
+  /// Appends what such a program is for besides the module's tensors: all that these repeat as ops.
+  virtual void add_guards(std::vector<std::uint64_t>& /*words*/) const {}
   /// StateError if values may not be replaced now. Asked of a module and all below before `change` of any.
   virtual void check_changeable() const {}
   /// Replaces all values that the extension keeps, gradients included, by what `change` returns for them.

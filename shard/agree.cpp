@@ -34,6 +34,8 @@ Outcome outcome_of(const std::function<std::uint64_t()>& act) {
     return {End::value, error.what(), std::current_exception()};
   } catch (const std::exception& error) {
     return {End::state, error.what(), std::current_exception()};
+  } catch (...) {
+    return {End::state, "it threw what is no std::exception", std::current_exception()};
   }
 }
 

@@ -382,13 +382,7 @@ void Unit::enter(nn::Module& module, std::span<Tensor* const> inputs) {
 }
 
 void Unit::before_forward(nn::Module&, std::span<Tensor* const> inputs) {
-  repeat_in_program("begin", [whole = bool(running_.back())](Unit& unit) {
-    if (whole) {
-      unit.refuse_summoned("a forward begins");
-      unit.enter({}, false);
-    }
-    unit.begin_use();
-  });
+  repeat_begin();
   cast_inputs(inputs, root_->depth() == 1);
   begin_use();
 }
@@ -413,11 +407,8 @@ void Unit::leave(std::span<Tensor* const> outputs) {
 }
 
 void Unit::after_forward(nn::Module&, std::span<Tensor* const> outputs) {
+  repeat_end();
   end_use();
-  repeat_in_program("end", [whole = bool(running_.back())](Unit& unit) {
-    unit.end_use();
-    if (whole) unit.leave({});
-  });
   if (policy_.output_dtype)
     for (Tensor* output : outputs)
       if (output->defined() && is_floating(output->dtype())) *output = to(*output, *policy_.output_dtype);
@@ -425,13 +416,41 @@ void Unit::after_forward(nn::Module&, std::span<Tensor* const> outputs) {
 
 void Unit::leave(nn::Module&, std::span<Tensor* const> outputs) { leave(outputs); }
 
-/// A compiled forward around this one has it in its program, or what comes between entering and leaving.
-void Unit::repeat_in_program(std::string_view moment, const std::function<void(Unit&)>& again) {
+// A compiled forward around this one has it in its program, or what comes between entering and leaving.
+
+std::string Unit::name_of_mark(std::string_view moment) const {
+  return fmt::format("{} {}", moment, label_.empty() ? "root" : label_);
+}
+
+void Unit::repeat_begin() {
   if (!capturing()) return;
-  repeat_in_frames(fmt::format("{} {}", moment, label_.empty() ? "root" : label_),
-                   [weak = weak_from_this(), again] {
-                     if (const auto unit = weak.lock()) again(*unit);
-                   });
+  const bool whole = running_.back();
+  const auto begin = [weak = weak_from_this(), whole] {
+    const auto unit = weak.lock();
+    if (!unit) return;
+    if (whole) unit->refuse_summoned("a forward begins");
+    if (whole) unit->enter({}, false);
+    try {
+      unit->begin_use();
+    } catch (...) {
+      if (whole) unit->give_up();
+      throw;
+    }
+  };
+  const auto undo = [weak = weak_from_this()] {
+    if (const auto unit = weak.lock()) unit->give_up();
+  };
+  begin_in_frames(name_of_mark("begin"), begin, whole ? std::function<void()>(undo) : nullptr);
+}
+
+void Unit::repeat_end() {
+  if (!capturing()) return;
+  end_in_frames(name_of_mark("end"), [weak = weak_from_this(), whole = bool(running_.back())] {
+    const auto unit = weak.lock();
+    if (!unit) return;
+    unit->end_use();
+    if (whole) unit->leave({});
+  });
 }
 
 /// A backward from there would reach the forward on ranks alone whose graphs read parameters.
@@ -446,9 +465,20 @@ void Unit::result_unknown(nn::Module& module, std::string_view type) {
 
 void Unit::forward_failed(nn::Module&) noexcept {
   refuse_in_frames("compile: a sharded module's forward throws inside");
+  give_up();
+}
+
+/// The innermost forward under way is over, and has not come to its end.
+void Unit::give_up() noexcept {
   if (running_.empty()) return;
   running_.pop_back();
   root_->fail(groups_);
+}
+
+/// What its hooks cast follows from these.
+void Unit::add_guards(std::vector<std::uint64_t>& words) const {
+  words.push_back(static_cast<std::uint64_t>(root_->precision()));
+  words.push_back(root_->depth() == 1 ? 1 : 0);
 }
 
 // ---- what lists and users see of the parameters ----

@@ -147,6 +147,7 @@ class Unit final : public nn::ModuleExtension,
   void result_unknown(nn::Module& module, std::string_view type) override;
   void forward_failed(nn::Module& module) noexcept override;
   bool repeats_in_programs() const override { return root_->running(); }  // else it begins as one
+  void add_guards(std::vector<std::uint64_t>& words) const override;
   std::vector<nn::NamedParameter> own_parameters() const override;
   bool hides(const nn::Parameter& parameter) const override;
   void check_changeable() const override;
@@ -181,7 +182,10 @@ class Unit final : public nn::ModuleExtension,
   [[noreturn]] void fail_changed(const std::string& name) const;
   void use(Members& members);
   void begin_root(nn::Module& root);
-  void repeat_in_program(std::string_view moment, const std::function<void(Unit&)>& again);
+  std::string name_of_mark(std::string_view moment) const;
+  void repeat_begin();
+  void repeat_end();
+  void give_up() noexcept;
   void enter(std::span<const std::shared_ptr<ParameterGroup>> tied, bool in_program);
   void begin_use();
   void end_use();

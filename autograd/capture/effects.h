@@ -15,8 +15,12 @@ void repeat_in_replays(const std::function<void()>& again);
 
 /// The same of a frame of `compile` alone: what a sharded module does around its forward, which its ops and
 /// calls among ranks are a part of, not of the program, in the grad mode of now. `name` stands in the
-/// program's text.
+/// program's text. Called before the action itself, whose place in the order of recording it takes.
 void repeat_in_frames(std::string name, const std::function<void()>& again);
+/// The same of two that belong together. A replay that throws behind the first and before the second calls
+/// `undo`, which may be empty, of the last one first.
+void begin_in_frames(std::string name, const std::function<void()>& again, const std::function<void()>& undo);
+void end_in_frames(std::string name, const std::function<void()>& again);
 
 /// A frame of `compile` that is traced now cannot be a program; `why` says so.
 void refuse_in_frames(const std::string& why);

@@ -91,6 +91,19 @@ bool Frame::holds() const {
   });
 }
 
+/// What its marks began is over when it throws.
+std::vector<Tensor> Frame::run_forward(const std::vector<Tensor>& inputs, FrameCall& call) {
+  marks_of_call_ = &call.marks;
+  begun_.clear();
+  try {
+    return forward_->run_half(inputs, call.kept, call.start);
+  } catch (...) {
+    for (; !begun_.empty(); begun_.pop_back())
+      if (begun_.back()) begun_.back()();
+    throw;
+  }
+}
+
 std::vector<Tensor> Frame::replay(const std::vector<Tensor>& inputs) {
   const auto call = std::make_shared<FrameCall>(FrameCall{shared_from_this(), {}});
   Generator& generator = Context::current().generator();
@@ -98,8 +111,7 @@ std::vector<Tensor> Frame::replay(const std::vector<Tensor>& inputs) {
   call->kept.resize(kept_.size());
   for (std::size_t k = 0; k < kept_.size(); ++k) call->kept[k].memory = kept_[k].outside;
   generator.set_state({call->start.seed, call->start.offset + (end_.offset - begin_.offset)});
-  marks_of_call_ = &call->marks;
-  const std::vector<Tensor> results = forward_->run_half(inputs, call->kept, call->start);
+  const std::vector<Tensor> results = run_forward(inputs, *call);
   std::vector<Tensor> outputs;
   for (const Output& output : outputs_) {
     Tensor& t = outputs.emplace_back();

@@ -139,6 +139,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   void learn_nodes(Tracer& tracer, const Graph& graph, const std::vector<Tensor>& inputs, FrameCall& call);
   std::vector<Tensor> learn_outputs(Tracer& tracer, const Graph& graph, const std::vector<Tensor>& inputs,
                                     const std::vector<Tensor>& outputs);
+  std::vector<Tensor> run_forward(const std::vector<Tensor>& inputs, FrameCall& call);
   void find_edges(FrameCall& call, const std::vector<Tensor>& inputs) const;
   void attach(const std::shared_ptr<FrameCall>& call, const std::vector<Tensor>& outputs);
   Tensors differentiate(const FrameCall& call, const GradArgs& args, Tracer* tracer = nullptr);
@@ -170,6 +171,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<std::size_t>
       leave_at_;  // by edge: the mark at which a backward has its gradient whole, or none
   std::vector<std::uint64_t>* marks_of_call_ = nullptr;  // of the forward under way
+  std::vector<std::function<void()>> begun_;             // in it: how to undo what has not ended
   Walk* walk_ = nullptr;                                 // the innermost that is under way
   RandomKey begin_{}, end_{};
   std::list<Backward> backwards_;  // the last used first

@@ -286,9 +286,11 @@ void Frame::learn_marks(Recorded& recorded) {
   for (Effect& effect : recorded.effects) {
     if (effect.name.empty()) continue;
     marks_.push_back(effect.name);
-    effect.again = [this, again = std::move(effect.again)] {
+    effect.again = [this, again = std::move(effect.again), bracket = effect.bracket, undo = effect.undo] {
       marks_of_call_->push_back(Context::current().slot<Tape>().take_sequence());
       again();
+      if (bracket == Bracket::begins) begun_.push_back(undo);
+      if (bracket == Bracket::ends) begun_.pop_back();
     };
   }
   leave_at_.assign(edges_.size(), none);

@@ -46,6 +46,7 @@ class Frame::Tracer final : public CaptureTracer {
   }
   /// What an input shows in the end, a replay gives it too; what the step made is its own.
   void before_set(const Tensor& tensor) override {
+    if (deaf) return;
     attempt([&] {
       check<StateError>(
           known_.contains(tensor.impl()) && !is_outside(tensor),
@@ -58,14 +59,16 @@ class Frame::Tracer final : public CaptureTracer {
     });
   }
   bool keeps_calls() const override { return false; }
-  void repeat(const std::function<void()>& again, std::string name) override {
-    if (!name.empty()) marks.push_back(Context::current().slot<Tape>().take_sequence());
-    CaptureTracer::repeat(again, std::move(name));
+  void repeat(Effect effect) override {
+    if (deaf) return;
+    if (!effect.name.empty()) marks.push_back(Context::current().slot<Tape>().take_sequence());
+    CaptureTracer::repeat(std::move(effect));
   }
   void refuse(const std::string& why) override {
-    if (reason.empty()) reason = why;
+    if (!deaf && reason.empty()) reason = why;
   }
   void unheard(std::string_view call) override {
+    if (deaf) return;
     attempt([&] { CaptureTracer::unheard(call); });
   }
 

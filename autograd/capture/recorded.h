@@ -13,11 +13,16 @@
 
 namespace sherd {
 
+/// Whether an effect is one of two that belong together.
+enum class Bracket : std::uint8_t { none, begins, ends };
+
 /// What a step did beside its ops.
 struct Effect {
   std::size_t before;  ///< index of the op that came next, or the number of ops
   std::function<void()> again;
   std::string name{};  ///< in the text; empty for what no reader of it need know
+  Bracket bracket = Bracket::none;
+  std::function<void()> undo{};  ///< of one that begins, whose end a replay did not come to
 };
 
 /// What crosses between two programs that are one cut in two, as storages of the trace by their number in

@@ -16,6 +16,17 @@ struct Captures {
 };
 
 std::vector<CaptureTracer*>& captures() { return Context::current().slot<Captures>().tracers; }
+
+void tell_frames(const Effect& effect) {
+  Effect in_mode = effect;
+  in_mode.again = [again = effect.again, recorded = Context::current().grad_enabled()] {
+    const GradMode mode(recorded);
+    again();
+  };
+  for (CaptureTracer* tracer : captures())
+    if (!tracer->keeps_calls()) tracer->repeat(in_mode);
+}
+
 }  // namespace
 
 bool capturing() { return !captures().empty(); }
@@ -23,16 +34,18 @@ bool capturing() { return !captures().empty(); }
 bool capturing_calls() { return std::ranges::any_of(captures(), &CaptureTracer::keeps_calls); }
 
 void repeat_in_replays(const std::function<void()>& again) {
-  for (CaptureTracer* tracer : captures()) tracer->repeat(again, {});
+  for (CaptureTracer* tracer : captures()) tracer->repeat({0, again});
 }
 
 void repeat_in_frames(std::string name, const std::function<void()>& again) {
-  const auto in_mode = [again, recorded = Context::current().grad_enabled()] {
-    const GradMode mode(recorded);
-    again();
-  };
-  for (CaptureTracer* tracer : captures())
-    if (!tracer->keeps_calls()) tracer->repeat(in_mode, name);
+  tell_frames({0, again, std::move(name)});
+}
+void begin_in_frames(std::string name, const std::function<void()>& again,
+                     const std::function<void()>& undo) {
+  tell_frames({0, again, std::move(name), Bracket::begins, undo});
+}
+void end_in_frames(std::string name, const std::function<void()>& again) {
+  tell_frames({0, again, std::move(name), Bracket::ends});
 }
 
 void refuse_in_frames(const std::string& why) {

@@ -30,8 +30,9 @@ class CaptureTracer : public Tracer {
   /// Whether the program repeats calls among ranks.
   virtual bool keeps_calls() const { return true; }
   /// A program repeats it before the next op (`repeat_in_replays`).
-  virtual void repeat(const std::function<void()>& again, std::string name) {
-    effects_.push_back({trace_.ops.size(), again, std::move(name)});
+  virtual void repeat(Effect effect) {
+    effect.before = trace_.ops.size();
+    effects_.push_back(std::move(effect));
   }
   /// `tensor` is a result that somebody has from here on: as it stands among the program's outputs.
   TracedTensor hand(const Tensor& tensor) {

@@ -727,6 +727,32 @@ TEST_CASE("a module that one rank cannot save is refused on all, and the ranks g
     }));
 }
 
+TEST_CASE("whatever a rank throws while it saves, all throw, and the ranks go on") {
+  const TempDirectory temp;
+  for (const bool of_library : {true, false})
+    CHECK_NOTHROW(run_ranks(3, [&](World& world) {
+      nn::Linear net(5, 7);
+      shard::fully_shard(net);
+      const auto write = [&](DirectoryWriter&) {
+        if (of_library) throw std::runtime_error("by the test");
+        throw 42;
+      };
+      std::string told;
+      try {
+        shard::save_checkpoint(net, temp.path() / "step", world.group(), {.also = write});
+      } catch (const std::exception& error) {
+        told = error.what();
+      } catch (int thrown) {
+        told = fmt::format("{}", thrown);
+      }
+      const std::string own = of_library ? "by the test" : "42",
+                        others =
+                            of_library ? "rank 0: by the test" : "rank 0: it threw what is no std::exception";
+      expect(told == (world.rank() == 0 ? own : others), "{}", told);
+      world.group().barrier();
+    }));
+}
+
 TEST_CASE("a checkpoint of another model or optimizer is refused by name, and nothing changes") {
   const TempDirectory folder;
   CHECK_NOTHROW(run_ranks(2, [&](World& world) {

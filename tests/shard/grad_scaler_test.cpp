@@ -293,3 +293,28 @@ TEST_CASE("GradScaler: a rank without any optimizer takes part in updates of the
   });
   SUCCEED();
 }
+
+TEST_CASE("GradScaler: a renewal of a group of one rank alone cost nobody an update") {
+  run_ranks(2, [](World& world) {
+    const Group alone = world.group().blocks(1);
+    for (const bool sharded : {true, false}) {
+      nn::Linear net(4, 4);
+      std::optional<shard::DataParallel> replicas;
+      if (sharded)
+        shard::fully_shard(net, {.mesh = world.mesh()});
+      else
+        replicas.emplace(net, world.group());
+      nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
+      nn::GradScaler scaler({.init_scale = 4, .growth_interval = 1});
+      for (int i = 0; i < 4; ++i) {
+        if (i == 2 && world.rank() == 0) alone.renew();
+        scaler.scale(mean(square(net(ones({2, 4}))))).backward();
+        scaler.step(optimizer);
+        scaler.update();
+        optimizer.zero_grad();
+      }
+      expect(scaler.get_scale() == 64, "a scale of {}", scaler.get_scale());
+    }
+  });
+  SUCCEED();
+}
