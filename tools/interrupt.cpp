@@ -37,7 +37,10 @@ extern "C" void note_signal(int signal) {
 
 }  // namespace
 
-void ignore_closed_output() { ::signal(SIGPIPE, SIG_IGN); }
+void ignore_output_signals() {
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);
+}
 
 void catch_interrupts() {
   launched = std::getenv(launch_socket_variable) != nullptr;

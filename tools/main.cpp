@@ -226,7 +226,7 @@ int print_whole(std::string_view text) {
 }
 
 int run_train(const TrainOptions& options) {
-  ignore_closed_output();
+  ignore_output_signals();
   Progress progress(stdout);
   try {
     train(options, posix_file_system(), progress);

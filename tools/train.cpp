@@ -117,8 +117,9 @@ class Run {
     sampler_.set_step(config_.step);
     restore_scale();
     if (!leads()) return;
+    cut_metrics(out_ / speed_name, config_.step, files_,
+                "tokens_per_s");  // first: what refuses it changes nothing
     cut_metrics(out_ / metrics_name, config_.step, files_);
-    cut_metrics(out_ / speed_name, config_.step, files_, "tokens_per_s");
     remove_old(out_, config_, files_);  // which the end may have come before
   }
 
