@@ -99,7 +99,7 @@ std::vector<Tensor> Frame::run_forward(const std::vector<Tensor>& inputs, FrameC
     return forward_->run_half(inputs, call.kept, call.start);
   } catch (...) {
     for (; !begun_.empty(); begun_.pop_back())
-      if (begun_.back()) begun_.back()();
+      if (*begun_.back()) (*begun_.back())();
     throw;
   }
 }

@@ -171,7 +171,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<std::size_t>
       leave_at_;  // by edge: the mark at which a backward has its gradient whole, or none
   std::vector<std::uint64_t>* marks_of_call_ = nullptr;  // of the forward under way
-  std::vector<std::function<void()>> begun_;             // in it: how to undo what has not ended
+  std::vector<const std::function<void()>*> begun_;      // in it: how to undo what has not ended
   Walk* walk_ = nullptr;                                 // the innermost that is under way
   RandomKey begin_{}, end_{};
   std::list<Backward> backwards_;  // the last used first

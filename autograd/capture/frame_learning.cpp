@@ -286,10 +286,11 @@ void Frame::learn_marks(Recorded& recorded) {
   for (Effect& effect : recorded.effects) {
     if (effect.name.empty()) continue;
     marks_.push_back(effect.name);
-    effect.again = [this, again = std::move(effect.again), bracket = effect.bracket, undo = effect.undo] {
+    effect.again = [this, again = std::move(effect.again), bracket = effect.bracket,
+                    undo = std::move(effect.undo)] {
       marks_of_call_->push_back(Context::current().slot<Tape>().take_sequence());
       again();
-      if (bracket == Bracket::begins) begun_.push_back(undo);
+      if (bracket == Bracket::begins) begun_.push_back(&undo);  // the program holds it
       if (bracket == Bracket::ends) begun_.pop_back();
     };
   }

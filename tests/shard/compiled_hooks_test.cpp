@@ -9,6 +9,7 @@
 #include "shard/fully_shard.h"
 #include "shard/lost_steps.h"
 #include "shard/summon.h"
+#include "tests/shard/compiles.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -17,13 +18,6 @@ using namespace sherd::test;
 namespace {
 
 const CompileOptions inside{.sharding_hooks = ShardingHooks::inside};
-
-enum class Compiles { nobody, everybody, rank_0 };
-constexpr Compiles somebody[] = {Compiles::everybody, Compiles::rank_0};
-
-bool here(Compiles who, const World& world) {
-  return who == Compiles::everybody || (who == Compiles::rank_0 && world.rank() == 0);
-}
 
 /// A sum in f32 of its input as it is given.
 struct Trunk final : nn::Layer<Trunk> {
@@ -185,7 +179,7 @@ TEST_CASE("hooks in a program: what hooks on gradients do beside it they do once
         small.step();
         return {};
       });
-      if (here(who, world)) nn::compile(net, inside);
+      if (compiles_here(who, world)) nn::compile(net, inside);
       nn::Adam optimizer(net.parameters(), {.lr = 0.01});
       for (int i = 0; i < 4; ++i) {
         mean(square(net(input(world, i)))).backward();
@@ -208,7 +202,7 @@ TEST_CASE("hooks in a program: calls of a traced backward are eager's, also wher
           const shard::Options options{.mesh = world.mesh(), .layout = layout};
           for (nn::Linear& block : net.blocks) shard::fully_shard(block, options);
           shard::fully_shard(net, options);
-          if (here(who, world)) nn::compile(net, inside);
+          if (compiles_here(who, world)) nn::compile(net, inside);
           nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
           const Subscription hook =
               register_hook(net.blocks[on].weight.tensor(), [&](const Tensor& gradient) -> Tensor {

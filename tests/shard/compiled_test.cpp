@@ -6,6 +6,7 @@
 #include "nn/optimizer.h"
 #include "shard/fully_shard.h"
 #include "shard/step_in_backward.h"
+#include "tests/shard/compiles.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -42,8 +43,6 @@ struct Stack final : nn::Layer<Stack> {
     on("head", head);
   }
 };
-
-enum class Compiles { nobody, everybody, rank_0 };
 
 struct Way {
   const char* name;
@@ -83,7 +82,7 @@ std::vector<std::vector<double>> train(World& world, shard::GroupLayout layout, 
   net.recomputes = way.recomputes;
   shard::Options options = way.options;
   options.layout = layout;
-  const bool here = compiles == Compiles::everybody || (compiles == Compiles::rank_0 && world.rank() == 0);
+  const bool here = compiles_here(compiles, world);
   for (Block& block : net.blocks) {
     shard::fully_shard(block, options);
     if (!here || way.model) continue;
@@ -153,7 +152,7 @@ TEST_CASE("blocks that are sharded and compiled train with eager's bits, on the 
   on_ranks([](World& world, shard::GroupLayout layout) {
     for (const Way& way : ways()) {
       const auto eager = train(world, layout, way, Compiles::nobody);
-      for (const Compiles compiles : {Compiles::everybody, Compiles::rank_0})
+      for (const Compiles compiles : somebody)
         expect(train(world, layout, way, compiles) == eager, "{}{}: other bits", way.name,
                way.hooks == ShardingHooks::inside ? ", one program" : "");
     }

@@ -6,6 +6,7 @@
 #include "nn/optimizer.h"
 #include "shard/fully_shard.h"
 #include "shard/summon.h"
+#include "tests/shard/compiles.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -210,9 +211,6 @@ struct Outer final : nn::Layer<Outer> {
   }
 };
 
-enum class Compiles { nobody, everybody, rank_0 };
-constexpr Compiles somebody[] = {Compiles::everybody, Compiles::rank_0};
-
 /// Comes before the model is compiled; what it gives is held until it was trained.
 using Prepare = std::function<std::shared_ptr<void>(Stack&)>;
 
@@ -223,7 +221,7 @@ std::vector<std::vector<double>> trained(World& world, shard::GroupLayout layout
   Stack net;
   shard_all(net, layout);
   const std::shared_ptr<void> held = prepare(net);
-  if (who == Compiles::everybody || (who == Compiles::rank_0 && world.rank() == 0)) nn::compile(net, options);
+  if (compiles_here(who, world)) nn::compile(net, options);
   nn::Adam optimizer(net.parameters(), {.lr = 0.02});
   std::vector<std::vector<double>> all;
   for (int i = 0; i < 4; ++i) all.push_back({step(net, optimizer, world.rank(), i)});
@@ -298,8 +296,7 @@ TEST_CASE("one program: a step between forward and backward is refused as eagerl
       manual_seed(1);
       Stack net;
       shard_all(net, layout);
-      if (who == Compiles::everybody || (who == Compiles::rank_0 && world.rank() == 0))
-        nn::compile(net, whole);
+      if (compiles_here(who, world)) nn::compile(net, whole);
       nn::Adam optimizer(net.parameters(), {.lr = 0.02});
       std::vector<double> all;
       for (int i = 0; i < 4; ++i) {
@@ -324,8 +321,7 @@ TEST_CASE("one program: a module that ran within its model and then alone is rig
       Outer net;
       for (Residual& block : net.inner.blocks) shard::fully_shard(block, {.layout = layout});
       shard::fully_shard(net, {.layout = layout});
-      if (who == Compiles::everybody || (who == Compiles::rank_0 && world.rank() == 0))
-        nn::compile(net.inner, whole);
+      if (compiles_here(who, world)) nn::compile(net.inner, whole);
       nn::Adam optimizer(net.parameters(), {.lr = 0.02});
       std::vector<double> all;
       for (int i = 0; i < 6; ++i) {
