@@ -1,6 +1,11 @@
 // Steps that a fault cost some ranks of a model, and how these come back to where the others are.
 //
-//   for (bool done = false, apart = false; !done;) try {
+//   for (bool done = false, apart = false, renewed = false; !done;) try {
+//       if (std::exchange(renewed, false)) {  // some may have heard of it in their last call of bring_up
+//         const Tensor any = Tensor::scalar(apart);
+//         mesh.all().all_reduce(any, ReduceOp::max());
+//         apart = any.item() != 0;
+//       }
 //       if (apart) shard::bring_up(model, optimizer);
 //       apart = false;
 //       const auto step = shard::steps_taken(model);
@@ -8,6 +13,7 @@
 //       else mesh.all().barrier(), done = true;  // who has taken all steps stays for who has not
 //     } catch (const CollectiveError&) {
 //       mesh.renew();
+//       renewed = true;
 //     } catch (const StateError&) {  // on all ranks: some have taken another number of steps
 //       if (apart) throw;            // nothing whole is there: load a checkpoint
 //       apart = true;
