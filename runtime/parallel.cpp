@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/context.h"
+#include "runtime/held_signals.h"
 #include "runtime/log.h"
 #include "runtime/pause.h"
 
@@ -101,6 +102,7 @@ class Team {
     abandon_helpers_of_parent();
     while (static_cast<int>(helpers_->size()) < std::min(wanted, most_helpers_)) {
       const int rank = static_cast<int>(helpers_->size()) + 1;
+      const SignalsHeld held;  // they go to the program's own threads
       try {
         helpers_->emplace_back([this, rank] { help(rank); });
       } catch (const std::system_error& error) {  // without them the caller runs their tiles

@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <csignal>
 
 #include "runtime/error.h"
+#include "runtime/held_signals.h"
 
 namespace sherd::processes {
 namespace {
@@ -32,12 +32,8 @@ Watch::Watch(int process, int size, Reach reach)
 void Watch::connect(std::span<const Door> doors, const Vigil& vigil) {
   std::vector<Descriptor> sockets = entrance_.connect(process_, doors, vigil);
   for (std::size_t p = 0; p < peers_.size(); ++p) peers_[p].socket = std::move(sockets[p]);
-  // Signals go to the program's own threads.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const detail::SignalsHeld held;  // they go to the program's own threads
   thread_ = std::thread([this] { run(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Watch::~Watch() {

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "runtime/cpu/gemm_tile.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/cpu/simd.h"
 #include "runtime/dtype.h"
 #include "runtime/error.h"
+#include "runtime/held_signals.h"
 #include "runtime/instances.h"
 #include "runtime/parallel.h"
 
@@ -257,6 +259,9 @@ void run_tiles(Gemm<T> g) {
       std::min(tiling.rows, g.m) * std::min(tiling.columns, g.n) * g.k * tiling.matrices;
   const std::int64_t grain = std::max<std::int64_t>(1, (1 << 17) / std::max<std::int64_t>(work, 1));
   std::atomic<bool> ok{true};
+  std::optional<detail::SignalsHeld> held;  // by the caller's thread: its helpers always do
+  if constexpr (has_onednn && std::is_same_v<T, float>)
+    if (!tiling.small && onednn_leaves_stack()) held.emplace();
   parallel_for(tiles, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       if (!run_tile(tile_of(g, tiling, t), tiling.small)) ok.store(false, std::memory_order_relaxed);

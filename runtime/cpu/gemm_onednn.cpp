@@ -126,6 +126,11 @@ bool gemm_tile_onednn(const Gemm<float>& g) noexcept try {
   return false;
 }
 
+bool onednn_leaves_stack() noexcept {
+  static const bool leaves_stack = faults::leaves_stack(faults::library_here());
+  return leaves_stack;
+}
+
 bool onednn_multiplies_bf16() noexcept try {
   const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
   constexpr auto needed = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);

@@ -19,6 +19,8 @@ inline constexpr bool has_onednn = false;
 bool gemm_tile_eigen(const Gemm<float>& g) noexcept;
 bool gemm_tile_eigen(const Gemm<double>& g) noexcept;
 bool gemm_tile_onednn(const Gemm<float>& g) noexcept;
+/// Whether the one of floats must not be interrupted by signals (`onednn_faults.h`).
+bool onednn_leaves_stack() noexcept;
 /// Sums in f32 and rounds once, `bias` and what C holds included. Only where the processor has products of
 /// bf16, else it would go through slow code.
 bool gemm_tile_onednn(const Gemm<BFloat16>& g) noexcept;

@@ -60,11 +60,21 @@ TEST_CASE("oneDNN's faults: rows that do not fill tiles of AMX are multiplied by
       }
 }
 
-TEST_CASE("oneDNN's faults: AMX is asked for where the processor has it alone") {
+TEST_CASE("oneDNN's faults: signals are held where its products leave the stack, and not elsewhere") {
+  for (const bool avx512 : {false, true})
+    for (faults::Library library : libraries) {
+      library.avx512 = avx512;
+      INFO(text_of(library));
+      CHECK(faults::leaves_stack(library) == avx512);
+    }
+}
+
+TEST_CASE("oneDNN's faults: AMX and AVX-512 are asked for where the processor has them alone") {
   const faults::Library here = faults::library_here();
   CHECK((here.major >= 2) == has_onednn);
   std::stringstream processor;
   processor << std::ifstream("/proc/cpuinfo").rdbuf();
   INFO(text_of(here));
   if (here.amx) CHECK(processor.str().find("amx_tile") != std::string::npos);
+  if (here.avx512) CHECK(processor.str().find("avx512f") != std::string::npos);
 }
