@@ -114,8 +114,8 @@ class SHERD_API Compiled {
 /// `step` as one program for its forward and one for each kind of backward, equal to the bit to calling it.
 /// The first call traces while it computes, and its first backward too; later calls replay. A call is one
 /// node of the tape, so that the code around it, hooks on its inputs and outputs, `grad`, `retain_graph` and
-/// second derivatives (equal to rounding, since sums are made in another order) work as ever; all results of
-/// a call share that node, so backwards of one after the other keep it (`retain_graph`). A program is for
+/// second derivatives (a backward that is recorded goes through the ops themselves) work as ever; all results
+/// of a call share that node, so backwards of one after the other keep it (`retain_graph`). A program is for
 /// inputs of its shapes, strides, dtypes, devices, sharing of memory and `requires_grad`, and for the grad
 /// mode, default options and precision of products; what differs gets one of its own. Tensors that the step
 /// finds elsewhere are read and written in place, and asked at each call whether they require grad; which

@@ -35,6 +35,20 @@ void Node::free() {
   edges.clear();
 }
 
+Folded::~Folded() = default;
+
+void Folded::unfold(Node& node) {
+  ends_ = make();
+  // What was registered here, or will be, is called there.
+  node.hooks.resize(node.outputs.size());
+  for (std::size_t i = 0; i < node.hooks.size(); ++i) {
+    auto& there = ends_[i].node->hooks;
+    if (there.size() <= ends_[i].index) there.resize(ends_[i].index + 1);
+    there[ends_[i].index].share(node.hooks[i]);
+  }
+  node.free();
+}
+
 namespace {
 /// While this thread deletes a node: the list of further nodes to delete. Not in the Context, because tensors
 /// may be destroyed after it.

@@ -1,6 +1,10 @@
 // The graph that the tape records: a node an op, with edges to where its inputs came from.
 #pragma once
 
+#include <memory>
+#include <span>
+#include <vector>
+
 #include "autograd/sink.h"
 #include "runtime/op.h"
 
@@ -41,6 +45,21 @@ struct SavedTensor {
   std::uint32_t version = 0;
 };
 
+/// What a node stands for that is many: the graph that eager ops would have recorded in its place. A backward
+/// that is recorded itself goes through that graph, and so do all after it.
+class Folded {
+ public:
+  virtual ~Folded();
+  /// By output of the node, where its history leads to; empty while the node stands for it.
+  std::span<const Edge> ends() const { return ends_; }
+  /// Makes that graph; the node is left without edges and values.
+  void unfold(Node& node);
+
+ private:
+  virtual std::vector<Edge> make() = 0;
+  std::vector<Edge> ends_;
+};
+
 /// One recorded op. Owned by the records of its outputs and by edges of later nodes.
 class Node final : public RefCounted {
  public:
@@ -53,6 +72,7 @@ class Node final : public RefCounted {
   Specs specs;                                ///< of the inputs
   Specs outputs;                              ///< of the outputs
   InlineVec<Subscribers<GradHook>, 1> hooks;  ///< by output; may be shorter
+  std::shared_ptr<Folded> folded{};           ///< of a node that stands for many, or null
 
   // The BackwardPass that is walking this node, or null, and the node's place in it.
   const void* pass = nullptr;
@@ -67,6 +87,13 @@ class Node final : public RefCounted {
  private:
   mutable const Node* next_dead_ = nullptr;
 };
+
+/// The edge to where the history behind `edge` leads now.
+inline Edge followed(Edge edge) {
+  while (edge.node && edge.node->folded && !edge.node->folded->ends().empty())
+    edge = Edge(edge.node->folded->ends()[edge.index]);
+  return edge;
+}
 
 /// The record of a tensor, or null.
 inline AutogradRecord* record_of(const Tensor& t) {

@@ -167,7 +167,20 @@ BackwardPass::~BackwardPass() {
   state_.place = outer_place_;
 }
 
-void BackwardPass::seed(const Edge& edge, Tensor gradient) { seeds_.emplace_back(edge, std::move(gradient)); }
+void BackwardPass::seed(const Edge& edge, Tensor gradient) {
+  seeds_.emplace_back(looked_through(edge), std::move(gradient));
+}
+
+/// The edge past nodes that stand for many, where the pass goes through what they stand for: one that is
+/// recorded does, so that what it records leads there, at the places where it was recorded.
+Edge BackwardPass::looked_through(const Edge& edge) const {
+  for (Edge at = followed(edge);; at = followed(std::move(at))) {
+    Node* const node = at.node.get();
+    if (!options_.create_graph || node == nullptr || !node->folded || node->freed || leaves(at)) return at;
+    if (pass_of(*node) != nullptr) return at;  // of a pass that is under way, as `claim` says
+    node->folded->unfold(*node);
+  }
+}
 
 void BackwardPass::seed(const Tensor& output, Tensor gradient) {
   check<ValueError>(output.defined(), "{}: output {} is an empty handle", call_, seeds_.size());
@@ -186,7 +199,7 @@ void BackwardPass::seed(const Tensor& output, Tensor gradient) {
   }
   if (!fits(gradient, output.spec()))
     refuse(call_, "upstream gradient", gradient, "the tensor", output.spec());
-  seeds_.emplace_back(record->edge, std::move(gradient));
+  seed(record->edge, std::move(gradient));
 }
 
 void BackwardPass::collect() {
@@ -208,10 +221,13 @@ void BackwardPass::collect() {
   };
   for (const auto& [edge, gradient] : seeds_) meet(edge, gradient.dtype());
   while (!stack.empty()) {
-    const Node* node = stack.back();
+    Node* node = stack.back();
     stack.pop_back();
     if (node->freed) continue;  // `check_alive` throws if a wanted gradient depends on what lay behind
-    for (std::size_t i = 0; i < node->edges.size(); ++i) meet(node->edges[i], node->specs[i].dtype);
+    for (std::size_t i = 0; i < node->edges.size(); ++i) {
+      if (node->edges[i].node && node->edges[i].node->folded) node->edges[i] = looked_through(node->edges[i]);
+      meet(node->edges[i], node->specs[i].dtype);
+    }
   }
   std::sort(places_.begin(), places_.end(),
             [](const Place& a, const Place& b) { return a.node->sequence > b.node->sequence; });
@@ -235,7 +251,8 @@ void BackwardPass::check_alive() const {
         call_, place.node->op->name());
 }
 
-void BackwardPass::add_target(const Edge& edge) {
+void BackwardPass::add_target(const Edge& input) {
+  const Edge edge = looked_through(input);
   Target* known = target_at(edge);
   target_of_.push_back(known != nullptr ? static_cast<std::size_t>(known - targets_.data())
                                         : targets_.size());

@@ -145,7 +145,8 @@ class BackwardPass {
   void reads_over(const Node& node);
   void abort() noexcept;
 
-  void add_target(const Edge& edge);
+  Edge looked_through(const Edge& edge) const;
+  void add_target(const Edge& input);
   Target* target_at(const Edge& edge);
   bool stops_at(const Edge& edge) { return stopping_ && target_at(edge) != nullptr; }
   /// Whether an edge leads out of the part that `partial` differentiates.

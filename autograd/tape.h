@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "autograd/node.h"
 #include "runtime/context.h"
@@ -24,6 +25,10 @@ class Tape final : public Listener {
   /// A number for a moment between two nodes, which no node and no other moment has: of two moments the later
   /// one's is larger, whatever the rank records between them.
   std::uint64_t take_sequence() { return next_sequence_++; }
+  /// The first of `count` numbers for nodes that are recorded now.
+  std::uint64_t take_sequences(std::uint64_t count) {
+    return std::exchange(next_sequence_, next_sequence_ + count);
+  }
   /// The number of a node that is recorded now and has `edges`: larger than those of the nodes behind them,
   /// also when these were recorded on another thread.
   std::uint64_t sequence_behind(std::span<const Edge> edges);

@@ -62,6 +62,7 @@ void Frame::attach(const std::shared_ptr<FrameCall>& call, const std::vector<Ten
       node->saved_inputs.push_back(
           {Tensor(make_ref<TensorImpl>(kept_[k].outside, Layout{{0}, {1}, 0}, DType::u8)),
            call->versions[k]});
+  node->folded = call;
   node->sequence = Context::current().slot<Tape>().sequence_behind(call->edges);
   for (const Spec& spec : result_specs_) {
     node->outputs.push_back(spec);
@@ -91,9 +92,23 @@ bool Frame::holds() const {
   });
 }
 
+std::uint64_t Frame::sequence_behind(const std::vector<Tensor>& inputs) {
+  std::vector<Edge> edges;
+  for (const Tensor& t : inputs)
+    if (const AutogradRecord* record = record_of(t)) edges.push_back(record->edge);
+  return Context::current().slot<Tape>().sequence_behind(edges);
+}
+
+/// Takes places in the order of recording for the nodes that eager ops would record up to the next mark.
+void Frame::begin_segment(FrameCall& call) const {
+  call.segments.push_back(Context::current().slot<Tape>().take_sequences(in_segments_[call.segments.size()]));
+}
+
 /// What its marks began is over when it throws.
 std::vector<Tensor> Frame::run_forward(const std::vector<Tensor>& inputs, FrameCall& call) {
-  marks_of_call_ = &call.marks;
+  running_ = &call;
+  sequence_behind(inputs);
+  begin_segment(call);
   begun_.clear();
   try {
     return forward_->run_half(inputs, call.kept, call.start);
@@ -105,7 +120,7 @@ std::vector<Tensor> Frame::run_forward(const std::vector<Tensor>& inputs, FrameC
 }
 
 std::vector<Tensor> Frame::replay(const std::vector<Tensor>& inputs) {
-  const auto call = std::make_shared<FrameCall>(FrameCall{shared_from_this(), {}});
+  const auto call = std::make_shared<FrameCall>(shared_from_this());
   Generator& generator = Context::current().generator();
   call->start = generator.state();
   call->kept.resize(kept_.size());

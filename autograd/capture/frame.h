@@ -18,14 +18,21 @@
 namespace sherd {
 
 /// What a call leaves for its backward.
-struct FrameCall {
+class FrameCall final : public Folded {
+ public:
+  explicit FrameCall(std::shared_ptr<class Frame> frame) : frame(std::move(frame)) {}
+
   std::shared_ptr<class Frame> frame;
-  std::vector<Edge> edges;                    // of its node
+  std::vector<Edge> edges{};                  // of its node
   std::vector<Program::Impl::Handed> kept{};  // by number
   std::vector<std::uint32_t> versions{};      // of what is kept, when the forward was over
   bool twins = false;                         // two edges lead to one place
   std::vector<std::uint64_t> marks{};         // places in the order of recording, of the frame's marks
+  std::vector<std::uint64_t> segments{};      // before, between and behind them: the first node's place
   RandomKey start{};                          // of the forward's random numbers
+
+ private:
+  std::vector<Edge> make() override;
 };
 
 class Frame : public std::enable_shared_from_this<Frame> {
@@ -56,6 +63,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
   /// What came of the call's results goes to its inputs and to what is trained.
   Tensors backward(FrameCall& call, const GradArgs& args);
+  /// The graph that eager ops would have recorded in the call, at their places, with what it kept; ends by
+  /// output of the call's node.
+  std::vector<Edge> unfold(FrameCall& call);
 
   Words key;
   std::shared_ptr<const void> form;  ///< of the caller's result
@@ -132,6 +142,13 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::uint32_t keep_region(Tracer& tracer, const Storage& storage, FrameCall& call,
                             std::vector<const StorageOwner*>& met);
   void learn_marks(Recorded& recorded);
+  void check_keeps(const FrameCall& call) const;
+  void begin_segment(FrameCall& call) const;
+  /// A place in the order of recording behind what the inputs were computed by.
+  static std::uint64_t sequence_behind(const std::vector<Tensor>& inputs);
+  template <class EdgeOf, class PlaceOf>
+  std::vector<Ref<Node>> nodes_of(const FrameCall& call, const EdgeOf& edge_of,
+                                  const PlaceOf& place_of) const;
   Ref<const AnyOp> op_of(const FrameCall& call, const Ref<const AnyOp>& op) const;
   std::vector<Ref<Storage>> storages_of(const FrameCall& call) const;
   void number_edges();
@@ -155,8 +172,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::string unfit_;
   std::size_t hooks_ = 0;
   std::unique_ptr<Program::Impl> forward_;
-  std::vector<Recipe> recipes_;   // oldest first
-  std::vector<Way> result_ways_;  // by output of the node
+  std::vector<Recipe> recipes_;             // oldest first
+  std::vector<std::uint32_t> in_segments_;  // by segment: how many of them
+  std::vector<Way> result_ways_;            // by output of the node
   Specs result_specs_;
   std::vector<Target> targets_;
   std::vector<std::uint32_t> edges_;  // of the call's node: each one's target
@@ -169,10 +187,10 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<std::string> marks_;  // their names
   static constexpr std::size_t none = ~std::size_t{0};
   std::vector<std::size_t>
-      leave_at_;  // by edge: the mark at which a backward has its gradient whole, or none
-  std::vector<std::uint64_t>* marks_of_call_ = nullptr;  // of the forward under way
-  std::vector<const std::function<void()>*> begun_;      // in it: how to undo what has not ended
-  Walk* walk_ = nullptr;                                 // the innermost that is under way
+      leave_at_;                  // by edge: the mark at which a backward has its gradient whole, or none
+  FrameCall* running_ = nullptr;  // the call whose forward is under way
+  std::vector<const std::function<void()>*> begun_;  // in it: how to undo what has not ended
+  Walk* walk_ = nullptr;                             // the innermost that is under way
   RandomKey begin_{}, end_{};
   std::list<Backward> backwards_;  // the last used first
 };

@@ -47,21 +47,18 @@ std::vector<Ref<Storage>> Frame::storages_of(const FrameCall& call) const {
   return storages;
 }
 
-/// By the graph that eager ops would have recorded, made anew of what the call kept. `tracer`: hears it.
-Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args, Tracer* tracer) {
-  Tape& tape = Context::current().slot<Tape>();
-  const std::uint64_t since = tape.sequence_behind(call.edges);
+void Frame::check_keeps(const FrameCall& call) const {
+  check<StateError>(call.kept.size() == kept_.size(),
+                    "backward of compiled: an earlier backward broke off and let go of what it read; run the "
+                    "forward again");
+}
+
+/// The nodes that eager ops would have recorded, made of what the call kept, oldest first. `edge_of`: where a
+/// way leads that leaves the frame; `place_of`: a node's, by its number and edges.
+template <class EdgeOf, class PlaceOf>
+std::vector<Ref<Node>> Frame::nodes_of(const FrameCall& call, const EdgeOf& edge_of,
+                                       const PlaceOf& place_of) const {
   const std::vector<Ref<Storage>> storages = storages_of(call);
-  std::vector<Ref<Node>> nodes;
-  // Of a leaf whose gradient the pass sums in f32, each use goes to a leaf of its own.
-  std::vector<Ref<Leaf>> uses(edges_.size());
-  for (std::size_t i = 0; i < edges_.size(); ++i)
-    if (args.beside.is_in_f32(i)) uses[i] = make_ref<Leaf>(targets_[edges_[i]].spec);
-  const auto edge = [&](const Way& way) -> Edge {
-    if (way.to == Way::To::target && uses[way.output]) return {{}, 0, uses[way.output]};
-    if (way.to == Way::To::target) return call.edges[way.index];
-    return way.to == Way::To::node ? Edge{nodes[way.index], way.output, {}} : Edge{};
-  };
   const auto saved = [&](const std::optional<KeptTensor>& kept) -> SavedTensor {
     if (!kept) return {};
     Layout layout = kept->layout;
@@ -69,19 +66,44 @@ Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args, Tracer
     return {Tensor(make_ref<TensorImpl>(storages[kept->number], std::move(layout), kept->dtype)),
             call.versions[kept->number]};
   };
+  std::vector<Ref<Node>> nodes;
   for (const Recipe& recipe : recipes_) {
-    Ref<Node>& node = nodes.emplace_back(make_ref<Node>());
+    auto node = make_ref<Node>();
     node->op = op_of(call, recipe.op);
-    for (const Way& way : recipe.ways) node->edges.push_back(edge(way));
+    for (const Way& way : recipe.ways)
+      node->edges.push_back(way.to == Way::To::node     ? Edge{nodes[way.index], way.output, {}}
+                            : way.to == Way::To::target ? edge_of(way)
+                                                        : Edge{});
     for (const auto& kept : recipe.inputs) node->saved_inputs.push_back(saved(kept));
     for (const auto& kept : recipe.outputs) node->saved_outputs.push_back(saved(kept));
     node->specs = recipe.specs;
     node->outputs = recipe.results;
-    node->sequence = tape.sequence_behind({node->edges.begin(), node->edges.end()});
+    node->sequence = place_of(nodes.size(), *node);
+    nodes.push_back(std::move(node));
   }
-  BackwardPass pass("backward", {.retain_graph = args.retain_graph, .create_graph = args.create_graph});
+  return nodes;
+}
+
+/// By the graph that eager ops would have recorded, made anew of what the call kept. `tracer`: hears it.
+Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args, Tracer* tracer) {
+  Tape& tape = Context::current().slot<Tape>();
+  const std::uint64_t since = tape.sequence_behind(call.edges);
+  // Of a leaf whose gradient the pass sums in f32, each use goes to a leaf of its own.
+  std::vector<Ref<Leaf>> uses(edges_.size());
+  for (std::size_t i = 0; i < edges_.size(); ++i)
+    if (args.beside.is_in_f32(i)) uses[i] = make_ref<Leaf>(targets_[edges_[i]].spec);
+  const std::vector<Ref<Node>> nodes = nodes_of(
+      call,
+      [&](const Way& way) {
+        return uses[way.output] ? Edge{{}, 0, uses[way.output]} : call.edges[way.index];
+      },
+      [&](std::size_t, const Node& node) {
+        return tape.sequence_behind({node.edges.begin(), node.edges.end()});
+      });
+  BackwardPass pass("backward", {.retain_graph = args.retain_graph});
   for (std::size_t i = 0; i < args.gy.size(); ++i)
-    if (args.gy[i].defined()) pass.seed(edge(result_ways_[i]), args.gy[i]);
+    if (args.gy[i].defined())
+      pass.seed({nodes[result_ways_[i].index], result_ways_[i].output, {}}, args.gy[i]);
   std::vector<Edge> wanted;
   Tensors so_far;
   std::vector<std::size_t> places;
@@ -97,6 +119,21 @@ Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args, Tracer
   for (std::size_t k = 0; k < places.size(); ++k) gradients[places[k]] = std::move(found[k]);
   return gradients;
 }
+
+std::vector<Edge> Frame::unfold(FrameCall& call) {
+  check_keeps(call);
+  std::vector<std::uint64_t> next = call.segments;
+  const std::vector<Ref<Node>> nodes = nodes_of(
+      call, [&](const Way& way) { return call.edges[way.index]; },
+      [&](std::size_t n, const Node&) { return next[recipes_[n].marks]++; });
+  std::vector<Edge> ends;
+  for (const Way& way : result_ways_) ends.push_back({nodes[way.index], way.output, {}});
+  call.kept.clear();  // the nodes have it
+  call.edges.clear();
+  return ends;
+}
+
+std::vector<Edge> FrameCall::make() { return frame->unfold(*this); }
 
 bool Frame::unchanged(const FrameCall& call, const std::vector<std::uint32_t>& numbers) {
   return std::ranges::all_of(
@@ -194,9 +231,7 @@ Tensors Frame::trace_backward(const FrameCall& call, const GradArgs& args, const
 }
 
 Tensors Frame::backward(FrameCall& call, const GradArgs& args) {
-  check<StateError>(call.kept.size() == kept_.size(),
-                    "backward of compiled: an earlier backward broke off and let go of what it read; run the "
-                    "forward again");
+  check_keeps(call);
   std::vector<Tensor> given;
   Words words(args.needs.begin(), args.needs.end());
   const auto add = [&](const Tensor& t) {
@@ -210,12 +245,12 @@ Tensors Frame::backward(FrameCall& call, const GradArgs& args) {
   describe(given, Gradients::ignored, words);
   words.push_back(static_cast<std::uint64_t>(float32_matmul_precision()));
   BackwardPass* const outer = pass_state().innermost;
-  const bool marked = !marks_.empty() && !args.create_graph && !call.twins && outer->feeds();
+  const bool marked = !marks_.empty() && !call.twins && outer->feeds();
   words.push_back(marked ? 1 : 0);
   Walk walk(*this, call, marked ? outer : nullptr);
   Tensors gradients;
   Backward* known = find(words);
-  if (args.create_graph || call.twins || sherd::Tracer::active())
+  if (call.twins || sherd::Tracer::active())
     gradients = differentiate(call, args);
   else if (known == nullptr)
     gradients = trace_backward(call, args, given, std::move(words));

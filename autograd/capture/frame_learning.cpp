@@ -288,8 +288,9 @@ void Frame::learn_marks(Recorded& recorded) {
     marks_.push_back(effect.name);
     effect.again = [this, again = std::move(effect.again), bracket = effect.bracket,
                     undo = std::move(effect.undo)] {
-      marks_of_call_->push_back(Context::current().slot<Tape>().take_sequence());
+      running_->marks.push_back(Context::current().slot<Tape>().take_sequence());
       again();
+      begin_segment(*running_);
       if (bracket == Bracket::begins) begun_.push_back(&undo);  // the program holds it
       if (bracket == Bracket::ends) begun_.pop_back();
     };
@@ -324,6 +325,12 @@ void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::
   Recorded recorded = tracer.take(inputs, results);
   call.marks = tracer.marks;
   learn_marks(recorded);
+  in_segments_.assign(marks_.size() + 1, 0);
+  call.segments.assign(marks_.size() + 1, since);
+  for (std::size_t r = recipes_.size(); r-- > 0;) {
+    ++in_segments_[recipes_[r].marks];
+    call.segments[recipes_[r].marks] = graph.nodes[r]->sequence;
+  }
   begin_ = recorded.random_begin;
   end_ = recorded.random_end;
   Cut cut;
@@ -334,11 +341,8 @@ void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::
 
 std::vector<Tensor> Frame::trace(const std::vector<Tensor>& inputs,
                                  const std::function<std::vector<Tensor>()>& body, bool strict) {
-  std::vector<Edge> before;
-  for (const Tensor& t : inputs)
-    if (const AutogradRecord* record = record_of(t)) before.push_back(record->edge);
-  const std::uint64_t since = Context::current().slot<Tape>().sequence_behind(before);
-  const auto call = std::make_shared<FrameCall>(FrameCall{shared_from_this(), {}});
+  const std::uint64_t since = sequence_behind(inputs);
+  const auto call = std::make_shared<FrameCall>(shared_from_this());
   call->start = Context::current().generator().state();
   std::vector<Tensor> outputs;
   std::vector<bool> wanted;

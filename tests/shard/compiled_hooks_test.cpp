@@ -1,6 +1,7 @@
 // What the sharding's hooks do within a program of the module that is sharded is eager's: what their casts
 // follow from, what ends when it throws, and what is none of the program's.
 #include "autograd/autograd.h"
+#include "autograd/recompute.h"
 #include "nn/compile.h"
 #include "nn/optimizer.h"
 #include "runtime/ops.h"
@@ -41,12 +42,16 @@ struct Model final : nn::Layer<Model> {
 
 struct Lines final : nn::Layer<Lines> {
   nn::ModuleList<nn::Linear> blocks;
+  std::size_t again = 3;  ///< the block that a backward computes again; none has this number
   Lines() {
     for (int i = 0; i < 3; ++i) blocks.emplace_back(6, 6);
   }
   Tensor forward(const Tensor& x) const {
     Tensor y = x;
-    for (const nn::Linear& block : blocks) y = tanh(block(y));
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const auto run = [&] { return tanh(blocks[i](y)); };
+      y = i == again ? recompute(run) : run();
+    }
     return y;
   }
   void visit(auto&& on) { on("blocks", blocks); }
@@ -222,5 +227,56 @@ TEST_CASE("hooks in a program: calls of a traced backward are eager's, also wher
         for (const Compiles who : somebody)
           expect(losses(who) == eager, "a hook on {} that reads {}: other losses", on, read);
       }
+  });
+}
+
+namespace {
+
+enum class Recorded { penalty, backward };  ///< a `grad` and then a backward, or a backward itself
+
+/// Losses and the weights after some steps with backwards that are recorded.
+std::vector<double> recorded_losses(World& world, const shard::Options& options, Compiles who, Recorded how,
+                                    std::size_t again) {
+  manual_seed(1);
+  Lines net;
+  net.again = again;
+  for (nn::Linear& block : net.blocks) shard::fully_shard(block, options);
+  shard::fully_shard(net, options);
+  if (compiles_here(who, world)) nn::compile(net, inside);
+  nn::Sgd optimizer(net.parameters(), {.lr = 0.05});
+  std::vector<double> all;
+  for (int i = 0; i < 5; ++i) {
+    const Tensor x = input(world, i).requires_grad_(), y = net(x);
+    Tensor loss = mean(square(y));
+    if (how == Recorded::penalty)
+      loss = add(loss, mean(square(grad(sum(square(y)), {x}, {}, {.create_graph = true})[0])));
+    else if (i % 2 == 0)
+      loss.backward({}, true, true);
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    all.push_back(loss.item());
+  }
+  const auto scope = shard::summon_full_params(net);
+  for (const nn::Linear& block : net.blocks)
+    for (const float w : block.weight.tensor().detach().to_vector<float>()) all.push_back(double{w});
+  expect(all.size() > 100, "{} values", all.size());
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("hooks in a program: backwards that are recorded make eager's calls and have eager's bits") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const shard::ShardingStrategy strategy :
+         {shard::ShardingStrategy::full_shard, shard::ShardingStrategy::shard_grad_op,
+          shard::ShardingStrategy::zero1})
+      for (const std::size_t again : {std::size_t{1}, std::size_t{3}})  // the second is no block
+        for (const Recorded how : {Recorded::penalty, Recorded::backward}) {
+          const shard::Options options{.mesh = world.mesh(), .layout = layout, .strategy = strategy};
+          const auto losses = [&](Compiles who) { return recorded_losses(world, options, who, how, again); };
+          const std::vector<double> eager = losses(Compiles::nobody);
+          for (const Compiles who : somebody) expect(losses(who) == eager, "other values");
+        }
   });
 }
