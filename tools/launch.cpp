@@ -316,6 +316,10 @@ class Supervisor {
         if (::waitpid(mpirun_, &status, WNOHANG) == mpirun_) {
           mpirun_status_ = status;
           events_.note("mpirun " + how_it_ended(status));
+          // That its ranks follow is no news of theirs.
+          if (WIFSIGNALED(status) && asked_ == 0 && !ending_ && !told_)
+            tell("mpirun " + how_it_ended(status) + ", so its ranks are ended");
+          if (WIFSIGNALED(status)) end_job();
         }
       } else if (signal == parent_died) {
         ask_to_stop(SIGTERM);
@@ -564,7 +568,7 @@ class Supervisor {
     if (asked_ != 0) return 128 + asked_;
     if (first_failure_ != 0) return first_failure_;
     const int own = exit_status(*mpirun_status_);
-    if (own == 0) return 0;
+    if (own == 0 || told_) return own;
     const std::string words = first_words(folders_.mpi_output());
     say(fmt::format("mpirun {}{}{}", how_it_ended(*mpirun_status_), words.empty() ? "" : ": ", words));
     return own;

@@ -331,6 +331,9 @@ TEST_CASE("whichever process of a job is killed, the others end and nothing is l
       for (const pid_t process : all) witnesses.emplace_back(process);
       ::kill(victim < 4 ? all[victim] : all[5], SIGKILL);
       CHECK(command.wait() == 137);
+      if (victim == 2)
+        CHECK(command.err() == "sherd launch: mpirun ended by signal 9 (Killed), so its ranks are ended\n");
+      if (victim != 0) CHECK(lines(command.err()) == 1);
       for (std::size_t i = 0; i < witnesses.size(); ++i) {
         INFO("of the family number " << i);
         CHECK(witnesses[i].ends());
