@@ -10,6 +10,7 @@
 #include "runtime/backend.h"
 #include "runtime/context.h"
 #include "runtime/error.h"
+#include "runtime/held_signals.h"
 
 namespace sherd::nn {
 namespace {
@@ -105,6 +106,7 @@ void BatchQueue::start() {
   if (!shared_->threads.empty()) return;
   shared_->begin = step_;
   try {
+    const detail::SignalsHeld held;  // they go to the program's own threads
     for (int i = 0; i < shared_->options.workers; ++i)
       shared_->threads.emplace_back([shared = shared_.get()] {
         Context& context = Context::current();

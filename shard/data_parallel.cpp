@@ -552,7 +552,13 @@ class GradientBuckets final : public GradSink,
       return used;
     }
     for (std::size_t i : bucket.entries) used.push_back(entries_[i].placed);
-    if (alone() || std::ranges::find(used, false) == used.end()) return used;
+    const auto left_out = std::ranges::find(used, false);
+    if (alone() || left_out == used.end()) return used;
+    check<StateError>(!capturing_calls(),
+                      "data parallel: '{}' has no gradient in this step, so the rank would read on the host "
+                      "whether others have one, and a captured step reads nothing there; with static_graph "
+                      "the first backward alone reads it, so run one before",
+                      entries_[bucket.entries[static_cast<std::size_t>(left_out - used.begin())]].name);
     const auto flags = static_cast<std::int64_t>(used.size());
     const Tensor of_all = alias(bucket.values, {{flags}, {1}, bucket.numel});
     used.clear();

@@ -16,6 +16,7 @@
 #include "runtime/cuda/peer_queue.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/shared_library.h"
+#include "runtime/held_signals.h"
 #include "runtime/log.h"
 
 namespace sherd::cuda {
@@ -193,6 +194,7 @@ class NcclNetwork final : public DeviceNetwork {
       ended_.store(true);
     };
     try {
+      const detail::SignalsHeld held;  // they go to the program's own threads
       ender_ = std::thread(work);
     } catch (const std::system_error&) {
       work();

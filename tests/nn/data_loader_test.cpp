@@ -1,6 +1,7 @@
 #include "nn/data_loader.h"
 
 #include <atomic>
+#include <csignal>
 #include <set>
 #include <thread>
 
@@ -187,11 +188,24 @@ TEST_CASE("workers are ahead by no more than they may be, and end with the loade
     CHECK(begun >= 20);
     CHECK(begun <= 20 + most);
     for (int round = 0; round < 20; ++round) {  // ends at any moment of its workers'
-      DataLoader loader(
-          nn::BatchSampler(10), [](Seen) { return rand({64}); }, options);
+      DataLoader loader(nn::BatchSampler(10), [](Seen) { return rand({64}); }, options);
       if (round % 2 == 0) loader.next();
       if (round % 3 == 0) loader.set_step(100);
     }
+  });
+}
+
+TEST_CASE("signals of the process are for the program's own threads, not for workers") {
+  on_all_ways([&](nn::DataLoaderOptions options) {
+    DataLoader loader(
+        nn::BatchSampler(10),
+        [](Seen) {
+          sigset_t mask;
+          ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+          return ::sigismember(&mask, SIGTERM) == 1;
+        },
+        options);
+    for (int step = 0; step < 5; ++step) CHECK(loader.next() == (options.workers > 0));
   });
 }
 

@@ -1,8 +1,10 @@
 // What computes leaves the stack pointer where the system may write a signal's frame.
+#include <atomic>
 #include <csignal>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <sys/time.h>
@@ -11,6 +13,7 @@
 #include "autograd/autograd.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "runtime/parallel.h"
 #include "tests/catch.h"
 #include "tests/sanitizer.h"
 
@@ -118,4 +121,30 @@ TEST_CASE("signals: whatever is computed may be interrupted, on the caller's thr
   }
   CHECK(caught > 100);
   Context::current().set_threads(threads_before);
+}
+
+TEST_CASE("signals: those of the process are for the program's own threads, not for helpers") {
+  const auto holds = [] {
+    sigset_t mask;
+    ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+    return ::sigismember(&mask, SIGTERM) == 1 && ::sigismember(&mask, SIGPROF) == 1 &&
+           ::sigismember(&mask, SIGSEGV) == 0;
+  };
+  const int threads_before = Context::current().threads();
+  Context::current().set_threads(3);
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> helped = 0, held = 0;
+  for (int round = 0; round < 10'000 && helped == 0; ++round)
+    parallel_for(64, 1, [&](std::int64_t, std::int64_t) {
+      if (std::this_thread::get_id() == caller) {
+        std::this_thread::yield();
+        return;
+      }
+      ++helped;
+      if (holds()) ++held;
+    });
+  Context::current().set_threads(threads_before);
+  CHECK(helped > 0);
+  CHECK(held == helped);
+  CHECK_FALSE(holds());
 }

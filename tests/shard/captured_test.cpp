@@ -264,6 +264,47 @@ TEST_CASE("a step that adds to gradients from before it is not captured") {
     }
 }
 
+namespace {
+
+struct Halves final : nn::Layer<Halves> {
+  nn::Linear used{4, 4}, spare{4, 4};
+  Tensor forward(const Tensor& x) const { return used(x); }
+  void visit(auto&& on) {
+    on("used", used);
+    on("spare", spare);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a step of replicas that leaves a parameter out is captured where the graph is said to be static") {
+  CHECK_NOTHROW(run_ranks(2, [](World& world) {
+    for (const bool said_static : {false, true}) {
+      Halves net;
+      const shard::DataParallel replicas(net, world.group(), {.static_graph = said_static});
+      nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
+      const Step step = [&](std::span<const Tensor> in) {
+        const Tensor loss = mean(square(net(in[0])));
+        loss.backward();
+        optimizer.step();
+        optimizer.zero_grad();
+        return std::vector<Tensor>{loss.detach()};
+      };
+      const std::vector<Tensor> in{ones({2, 4})};
+      step(in);
+      if (said_static) {
+        Program program = capture(step, in);
+        program.replay(in);
+        continue;
+      }
+      const std::string said = message_of<StateError>([&] { capture(step, in); });
+      expect(
+          said.find("'spare.weight' has no gradient") != said.npos && said.find("static_graph") != said.npos,
+          "'{}'", said);
+    }
+  }));
+}
+
 TEST_CASE("what a call's peers read is not taken again before the next call of its line") {
   CHECK_NOTHROW(run_ranks(2, [](World& world) {
     constexpr std::size_t bytes = 4096;
