@@ -99,9 +99,10 @@ Subscription register_hook(const Tensor& tensor, GradHook hook) {
     check<StateError>(leaf->no_hooks.empty(), "register_hook: {}", leaf->no_hooks);
     return leaf->hooks.add(std::move(hook));
   }
-  auto& of_outputs = record.edge.node->hooks;
-  if (of_outputs.size() <= record.edge.index) of_outputs.resize(record.edge.index + 1);
-  return of_outputs[record.edge.index].add(std::move(hook));
+  const Edge at = alone(record.edge);
+  auto& of_outputs = at.node->hooks;
+  if (of_outputs.size() <= at.index) of_outputs.resize(at.index + 1);
+  return of_outputs[at.index].add(std::move(hook));
 }
 
 Subscription register_post_accumulate_hook(const Tensor& leaf, std::function<void(Leaf&)> hook) {

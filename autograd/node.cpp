@@ -1,5 +1,7 @@
 #include "autograd/node.h"
 
+#include <atomic>
+
 namespace sherd {
 
 GradSink::~GradSink() = default;
@@ -47,6 +49,15 @@ void Folded::unfold(Node& node) {
     there[ends_[i].index].share(node.hooks[i]);
   }
   node.free();
+}
+
+Edge alone(const Edge& edge) {
+  const Edge at = followed(edge);
+  Node* const node = at.node.get();
+  if (node == nullptr || !node->folded || node->freed || !node->folded->depends(at.index)) return at;
+  if (std::atomic_ref(node->pass).load() != nullptr) return at;  // a backward goes through it now
+  node->folded->unfold(*node);
+  return followed(at);
 }
 
 namespace {

@@ -52,6 +52,9 @@ class Folded {
   virtual ~Folded();
   /// By output of the node, where its history leads to; empty while the node stands for it.
   std::span<const Edge> ends() const { return ends_; }
+  /// Whether another output was computed of this one, so that its gradient is more than what came to the
+  /// node.
+  virtual bool depends(std::uint32_t output) const = 0;
   /// Makes that graph; the node is left without edges and values.
   void unfold(Node& node);
 
@@ -94,6 +97,9 @@ inline Edge followed(Edge edge) {
     edge = Edge(edge.node->folded->ends()[edge.index]);
   return edge;
 }
+
+/// The same, past the node where it stands for many and others of its outputs were computed of that one.
+Edge alone(const Edge& edge);
 
 /// The record of a tensor, or null.
 inline AutogradRecord* record_of(const Tensor& t) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "autograd/capture/effects.h"
 #include "autograd/tape.h"
 #include "runtime/ops.h"
 #include "runtime/timeline.h"
@@ -167,9 +168,7 @@ BackwardPass::~BackwardPass() {
   state_.place = outer_place_;
 }
 
-void BackwardPass::seed(const Edge& edge, Tensor gradient) {
-  seeds_.emplace_back(looked_through(edge), std::move(gradient));
-}
+void BackwardPass::seed(const Edge& edge, Tensor gradient) { seeds_.emplace_back(edge, std::move(gradient)); }
 
 /// The edge past nodes that stand for many, where the pass goes through what they stand for: one that is
 /// recorded does, so that what it records leads there, at the places where it was recorded.
@@ -219,7 +218,10 @@ void BackwardPass::collect() {
       stack.push_back(edge.node.get());
     }
   };
-  for (const auto& [edge, gradient] : seeds_) meet(edge, gradient.dtype());
+  for (auto& [edge, gradient] : seeds_) {
+    edge = looked_through(edge);
+    meet(edge, gradient.dtype());
+  }
   while (!stack.empty()) {
     Node* node = stack.back();
     stack.pop_back();
@@ -290,8 +292,23 @@ void BackwardPass::prune() {
   }
 }
 
+/// Whether gradients inside a compiled call meet behind its inputs depends on the call, as its program does
+/// not.
+void BackwardPass::check_frame() {
+  const std::uint64_t begin = begin_of_frame();
+  if (begin == 0 || stopping_) return;
+  const auto leads_out = [&](const Edge& edge) {
+    return edge.node && edge.node->sequence < begin && target_at(edge) == nullptr;
+  };
+  for (const Place& place : places_)
+    if (place.node->sequence >= begin && std::ranges::any_of(place.node->edges, leads_out))
+      return refuse_in_frames(
+          "compile: a backward inside may go through what an input was computed by; pass it detached");
+}
+
 void BackwardPass::announce() {
   announced_ = true;
+  check_frame();
   for (const Place& place : places_)
     if (place.useful)
       each_owned(*place.node,
@@ -342,6 +359,7 @@ std::vector<Tensor> BackwardPass::grad(std::span<const Tensor> inputs) {
   const MemoryScope held(MemoryUse::gradients);
   const TimelineSlice slice("backward", call_);
   try {
+    for (const Tensor& t : inputs) alone(record_of(t)->edge);  // before any of them is a target
     for (const Tensor& t : inputs) add_target(record_of(t)->edge);
     differentiate();
     std::vector<Tensor> results = take_results();
@@ -493,7 +511,7 @@ void BackwardPass::visit(Place& place) {
 void BackwardPass::hand(std::size_t input, Tensor gradient) {
   const Node& node = *places_[next_].node;
   const bool whole = input < so_far_.size() && so_far_[input].defined();
-  deliver(node.edges[input], std::move(gradient), node, input, whole, {});
+  if (gradient.defined()) deliver(node.edges[input], std::move(gradient), node, input, whole, {});
   handed_.resize(node.edges.size());
   handed_[input] = true;
   settle(node.edges[input]);

@@ -80,7 +80,7 @@ class BackwardPass {
   // ---- for the rule of the node that the walk is at, whose op is many ----
   /// Gives leaves their gradients.
   bool feeds() const { return feeding_; }
-  /// Input `i` has its gradient, ahead of what the rule returns, which leaves it empty.
+  /// Input `i` has its gradient (empty: none comes), ahead of what the rule returns, which leaves it empty.
   void hand(std::size_t input, Tensor gradient);
   /// The rule has come to what was recorded at `place`.
   void come_to(std::uint64_t place) {
@@ -123,6 +123,7 @@ class BackwardPass {
   void differentiate();
   void collect();
   void prune();
+  void check_frame();
   void announce();
   void walk();
   void visit(Place& place);

@@ -106,7 +106,7 @@ void BatchQueue::start() {
   if (!shared_->threads.empty()) return;
   shared_->begin = step_;
   try {
-    const detail::SignalsHeld held;  // they go to the program's own threads
+    const sherd::detail::SignalsHeld held;  // they go to the program's own threads
     for (int i = 0; i < shared_->options.workers; ++i)
       shared_->threads.emplace_back([shared = shared_.get()] {
         Context& context = Context::current();

@@ -383,8 +383,8 @@ void Unit::enter(nn::Module& module, std::span<Tensor* const> inputs) {
 
 void Unit::before_forward(nn::Module&, std::span<Tensor* const> inputs) {
   repeat_begin();
-  cast_inputs(inputs, root_->depth() == 1);
   begin_use();
+  cast_inputs(inputs, root_->depth() == 1);  // behind what a program does at its mark, at these places too
 }
 
 void Unit::enter(std::span<const std::shared_ptr<ParameterGroup>> tied, bool in_program) {

@@ -25,6 +25,9 @@ void end_in_frames(std::string name, const std::function<void()>& again);
 /// A frame of `compile` that is traced now cannot be a program; `why` says so.
 void refuse_in_frames(const std::string& why);
 
+/// The place in the order of recording where the call began whose frame is traced now; 0 without one.
+std::uint64_t begin_of_frame();
+
 /// What this rank captures now hears of an op that ran past the listeners (`run_again`), so that a program
 /// runs it again too, and need not keep what it gives until then.
 void tell_captures(const AnyOp& op, Inputs in, Outputs out);

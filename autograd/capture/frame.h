@@ -29,10 +29,12 @@ class FrameCall final : public Folded {
   bool twins = false;                         // two edges lead to one place
   std::vector<std::uint64_t> marks{};         // places in the order of recording, of the frame's marks
   std::vector<std::uint64_t> segments{};      // before, between and behind them: the first node's place
+  std::vector<std::uint64_t> places{};        // of a traced call: each node's own
   RandomKey start{};                          // of the forward's random numbers
 
  private:
   std::vector<Edge> make() override;
+  bool depends(std::uint32_t output) const override;
 };
 
 class Frame : public std::enable_shared_from_this<Frame> {
@@ -66,6 +68,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
   /// The graph that eager ops would have recorded in the call, at their places, with what it kept; ends by
   /// output of the call's node.
   std::vector<Edge> unfold(FrameCall& call);
+  /// Whether another result of the node, or output `output` with others, was computed of it.
+  bool depends(std::uint32_t output) const { return depended_on_[output]; }
 
   Words key;
   std::shared_ptr<const void> form;  ///< of the caller's result
@@ -151,6 +155,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
                                   const PlaceOf& place_of) const;
   Ref<const AnyOp> op_of(const FrameCall& call, const Ref<const AnyOp>& op) const;
   std::vector<Ref<Storage>> storages_of(const FrameCall& call) const;
+  void find_dependences();
   void number_edges();
   void order_edges();
   void learn_nodes(Tracer& tracer, const Graph& graph, const std::vector<Tensor>& inputs, FrameCall& call);
@@ -176,6 +181,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<std::uint32_t> in_segments_;  // by segment: how many of them
   std::vector<Way> result_ways_;            // by output of the node
   Specs result_specs_;
+  std::vector<bool> depended_on_;  // by output of the node: another was computed of it
   std::vector<Target> targets_;
   std::vector<std::uint32_t> edges_;  // of the call's node: each one's target
   std::vector<KeptFrom> kept_;
@@ -187,8 +193,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<std::string> marks_;  // their names
   static constexpr std::size_t none = ~std::size_t{0};
   std::vector<std::size_t>
-      leave_at_;                  // by edge: the mark at which a backward has its gradient whole, or none
-  FrameCall* running_ = nullptr;  // the call whose forward is under way
+      leave_at_;  // by edge: the mark at which a backward has its gradient whole, or none
+  std::vector<std::size_t> leave_whole_at_;          // by target: the same of what comes along all its edges
+  FrameCall* running_ = nullptr;                     // the call whose forward is under way
   std::vector<const std::function<void()>*> begun_;  // in it: how to undo what has not ended
   Walk* walk_ = nullptr;                             // the innermost that is under way
   RandomKey begin_{}, end_{};

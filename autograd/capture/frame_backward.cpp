@@ -48,7 +48,7 @@ std::vector<Ref<Storage>> Frame::storages_of(const FrameCall& call) const {
 }
 
 void Frame::check_keeps(const FrameCall& call) const {
-  check<StateError>(call.kept.size() == kept_.size(),
+  check<StateError>(call.kept.size() == kept_.size() && call.edges.size() == targets_.size(),
                     "backward of compiled: an earlier backward broke off and let go of what it read; run the "
                     "forward again");
 }
@@ -113,7 +113,7 @@ Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args, Tracer
     so_far.push_back(i < args.beside.so_far.size() ? args.beside.so_far[i] : Tensor{});
     places.push_back(i);
   }
-  walk_->watch(pass, nodes, places, tracer);
+  walk_->watch(pass, nodes, places, uses, tracer);
   std::vector<Tensor> found = pass.partial(wanted, {so_far.begin(), so_far.size()}, since);
   Tensors gradients(edges_.size());
   for (std::size_t k = 0; k < places.size(); ++k) gradients[places[k]] = std::move(found[k]);
@@ -125,7 +125,9 @@ std::vector<Edge> Frame::unfold(FrameCall& call) {
   std::vector<std::uint64_t> next = call.segments;
   const std::vector<Ref<Node>> nodes = nodes_of(
       call, [&](const Way& way) { return call.edges[way.index]; },
-      [&](std::size_t n, const Node&) { return next[recipes_[n].marks]++; });
+      [&](std::size_t n, const Node&) {
+        return call.places.empty() ? next[recipes_[n].marks]++ : call.places[n];
+      });
   std::vector<Edge> ends;
   for (const Way& way : result_ways_) ends.push_back({nodes[way.index], way.output, {}});
   call.kept.clear();  // the nodes have it
@@ -134,6 +136,7 @@ std::vector<Edge> Frame::unfold(FrameCall& call) {
 }
 
 std::vector<Edge> FrameCall::make() { return frame->unfold(*this); }
+bool FrameCall::depends(std::uint32_t output) const { return frame->depends(output); }
 
 bool Frame::unchanged(const FrameCall& call, const std::vector<std::uint32_t>& numbers) {
   return std::ranges::all_of(
@@ -215,7 +218,7 @@ void Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std::vec
 
 Tensors Frame::trace_backward(const FrameCall& call, const GradArgs& args, const std::vector<Tensor>& given,
                               Words words) {
-  Tracer tracer(given, false);
+  Tracer tracer(given, false, 0);
   Tensors gradients;
   {
     const Listening listening(tracer);

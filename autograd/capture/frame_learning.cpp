@@ -281,6 +281,21 @@ std::vector<Tensor> Frame::learn_outputs(Tracer& tracer, const Graph& graph,
   return results;
 }
 
+/// Which outputs of the node others were computed of, so that a gradient there is more than what came to it.
+void Frame::find_dependences() {
+  depended_on_.assign(result_ways_.size(), false);
+  std::vector<bool> computes(recipes_.size());  // an output
+  for (const Way& way : result_ways_) computes[way.index] = true;
+  for (std::size_t r = recipes_.size(); r-- > 0;)
+    for (const Way& way : recipes_[r].ways) {
+      if (!computes[r] || way.to != Way::To::node) continue;
+      computes[way.index] = true;
+      for (std::size_t k = 0; k < result_ways_.size(); ++k)
+        if (result_ways_[k].index == way.index && result_ways_[k].output == way.output)
+          depended_on_[k] = true;
+    }
+}
+
 /// Replays note when they come to a mark. Coming back to it a backward is over all that was recorded behind.
 void Frame::learn_marks(Recorded& recorded) {
   for (Effect& effect : recorded.effects) {
@@ -295,14 +310,16 @@ void Frame::learn_marks(Recorded& recorded) {
       if (bracket == Bracket::ends) begun_.pop_back();
     };
   }
-  leave_at_.assign(edges_.size(), none);
+  std::vector<std::size_t> first_use(edges_.size(), none);  // marks before it
   for (const Recipe& recipe : recipes_)
     for (const Way& way : recipe.ways)
-      if (way.to == Way::To::target) {
-        std::size_t& at = leave_at_[way.output];
-        at = at == none ? recipe.marks : std::min(at, recipe.marks);
-      }
-  for (std::size_t& at : leave_at_) at = at == none || at == 0 ? none : at - 1;
+      if (way.to == Way::To::target) first_use[way.output] = std::min(first_use[way.output], recipe.marks);
+  std::vector<std::size_t> first_of_all(targets_.size(), none);
+  for (std::size_t e = 0; e < edges_.size(); ++e)
+    first_of_all[edges_[e]] = std::min(first_of_all[edges_[e]], first_use[e]);
+  const auto mark_before = [](std::size_t marks) { return marks == none || marks == 0 ? none : marks - 1; };
+  for (const std::size_t marks : first_use) leave_at_.push_back(mark_before(marks));
+  for (const std::size_t marks : first_of_all) leave_whole_at_.push_back(mark_before(marks));
 }
 
 /// Reads from a traced call what replays need.
@@ -321,16 +338,14 @@ void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::
   learn_nodes(tracer, graph, inputs, call);
   number_edges();
   const std::vector<Tensor> results = learn_outputs(tracer, graph, inputs, outputs);
+  find_dependences();
   found_ = std::move(tracer.found);
   Recorded recorded = tracer.take(inputs, results);
   call.marks = tracer.marks;
   learn_marks(recorded);
   in_segments_.assign(marks_.size() + 1, 0);
-  call.segments.assign(marks_.size() + 1, since);
-  for (std::size_t r = recipes_.size(); r-- > 0;) {
-    ++in_segments_[recipes_[r].marks];
-    call.segments[recipes_[r].marks] = graph.nodes[r]->sequence;
-  }
+  for (const Recipe& recipe : recipes_) ++in_segments_[recipe.marks];
+  for (const Ref<Node>& node : graph.nodes) call.places.push_back(node->sequence);
   begin_ = recorded.random_begin;
   end_ = recorded.random_end;
   Cut cut;
@@ -347,7 +362,7 @@ std::vector<Tensor> Frame::trace(const std::vector<Tensor>& inputs,
   std::vector<Tensor> outputs;
   std::vector<bool> wanted;
   for (const Tensor& t : inputs) wanted.push_back(wants_grad(t));
-  Tracer tracer(inputs, strict);
+  Tracer tracer(inputs, strict, since);
   {
     const Listening listening(tracer);
     outputs = body();

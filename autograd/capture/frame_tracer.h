@@ -16,8 +16,9 @@ namespace sherd {
 /// Unless it is strict, the first thing that cannot be captured ends the tracing, and the ops go on.
 class Frame::Tracer final : public CaptureTracer {
  public:
-  Tracer(const std::vector<Tensor>& inputs, bool strict)
-      : CaptureTracer(inputs, Sharing::allowed), given_(inputs), strict_(strict) {
+  /// `since`: the place in the order of recording where the call began.
+  Tracer(const std::vector<Tensor>& inputs, bool strict, std::uint64_t since)
+      : CaptureTracer(inputs, Sharing::allowed), given_(inputs), strict_(strict), since_(since) {
     for (const Tensor& t : inputs) known_.insert(t.impl());
   }
 
@@ -67,6 +68,7 @@ class Frame::Tracer final : public CaptureTracer {
   void refuse(const std::string& why) override {
     if (!deaf && reason.empty()) reason = why;
   }
+  std::uint64_t since() const override { return since_; }
   void unheard(std::string_view call) override {
     if (deaf) return;
     attempt([&] { CaptureTracer::unheard(call); });
@@ -165,6 +167,7 @@ class Frame::Tracer final : public CaptureTracer {
 
   const std::vector<Tensor>& given_;
   bool strict_;
+  std::uint64_t since_;
   std::unordered_set<const TensorImpl*> known_;
 };
 

@@ -52,6 +52,12 @@ void refuse_in_frames(const std::string& why) {
   for (CaptureTracer* tracer : captures()) tracer->refuse(why);
 }
 
+std::uint64_t begin_of_frame() {
+  std::uint64_t begin = 0;
+  for (const CaptureTracer* tracer : captures()) begin = std::max(begin, tracer->since());
+  return begin;
+}
+
 void tell_captures(const AnyOp& op, Inputs in, Outputs out) {
   for (CaptureTracer* tracer : captures()) tracer->after(op, in, out);
 }

@@ -41,6 +41,8 @@ class CaptureTracer : public Tracer {
   }
   /// The step cannot be a program.
   virtual void refuse(const std::string&) {}
+  /// The place in the order of recording where a frame's call began; 0 for other steps.
+  virtual std::uint64_t since() const { return 0; }
   /// Peers no longer use what the step's calls took, so it is free where the step let go of it.
   void wait_for_peers();
 

@@ -3,7 +3,10 @@
 namespace sherd {
 
 bool same(const Edge& a, const Edge& b) {
-  return a.node == b.node && a.leaf == b.leaf && (!a.node || a.index == b.index);
+  const auto equal = [](const Edge& x, const Edge& y) {
+    return x.node == y.node && x.leaf == y.leaf && (!x.node || x.index == y.index);
+  };
+  return equal(a, b) || (a.node && b.node && equal(followed(a), followed(b)));
 }
 
 namespace {

@@ -403,6 +403,62 @@ TEST_CASE("compile: a backward that is recorded goes through a call's ops, where
   CHECK(compiled.stats().hits >= 6);
 }
 
+TEST_CASE("compile: of results that were computed of each other gradients are whole, and hooks see all") {
+  const Step step = [](std::span<const Tensor> in) {
+    const Tensor a = exp(in[0]), b = mul(a, a), c = sin(in[0]);
+    return std::vector<Tensor>{a, b, c, transpose(b, 0, 1)};
+  };
+  const Compiled compiled = compile(step);
+  for (int call = 0; call < 4; ++call)
+    for (int what = 0; what < 4; ++what) {
+      INFO("call " << call << ", " << what);
+      const auto run = [&](const Step& fn) {
+        Tensor x = input(call).requires_grad_();
+        const std::vector<Tensor> y = fn({&x, 1});
+        std::vector<Tensor> seen;
+        const auto see = [&](const Tensor& g) -> Tensor { return seen.push_back(clone(g)), Tensor(); };
+        std::vector<Subscription> hooks;
+        if (what % 2 == 1)
+          for (const std::size_t i : {2, 0, 1}) hooks.push_back(register_hook(y[i], see));
+        const Tensor loss = add(add(sum(y[1]), sum(y[2])), sum(exp(y[3])));
+        if (what < 2)
+          for (const Tensor& g : grad(loss, {y[2], x, y[0], y[1]}, {}, {.retain_graph = true}))
+            seen.push_back(g);
+        loss.backward();
+        seen.push_back(x.grad());
+        return seen;
+      };
+      const std::vector<Tensor> eager = run(step);
+      CHECK(eager.size() == std::size_t{1} + (what % 2) * (what < 2 ? 6 : 3) + (what < 2 ? 4 : 0));
+      CHECK(same_bits(eager, run(compiled)));
+    }
+  CHECK(compiled.stats().hits == 15);
+}
+
+TEST_CASE(
+    "compile: gradients inside are those of the call, and what goes beyond its inputs is not a program") {
+  const Step first = [](std::span<const Tensor> in) { return std::vector<Tensor>{square(in[0])}; };
+  const Step slope = [](std::span<const Tensor> in) {
+    return grad(sum(mul(tanh(in[0]), in[1])), {in[0]}, {}, {.create_graph = true});
+  };
+  for (const bool related : {false, true}) {
+    const Compiled of_x = compile(first), compiled = compile(slope);
+    for (int call = 0; call < 4; ++call) {
+      const auto run = [&](const Step& one, const Step& two) {
+        Tensor x = input(call).requires_grad_(), z = input(9).requires_grad_();
+        std::vector<Tensor> in{one({&x, 1})[0], {}};
+        in[1] = call < 2 ? z : related ? exp(in[0]) : exp(z);
+        const Tensor y = two(in)[0];
+        sum(square(y)).backward();
+        return std::vector{y.detach(), x.grad()};
+      };
+      INFO("call " << call << ", " << related);
+      CHECK(same_bits(run(first, slope), run(of_x, compiled)));
+    }
+    CHECK(compiled.stats().hits > 0);
+  }
+}
+
 TEST_CASE("compile: outputs that are inputs, views, found outside, repeated, integers or without gradients") {
   Tensor w = leaf({8, 8}), constant = randn({3});
   const Step step = [&](std::span<const Tensor> in) {
