@@ -68,6 +68,8 @@ Unit& sharded(const nn::Module& module, std::string_view call) {
 
 }  // namespace
 
+Phase phase_of(const nn::Module& module) { return sharded(module, "phase_of").phase(); }
+
 void set_requires_gradient_sync(nn::Module& module, bool sync) {
   for (const NamedUnit& u : units_for(module, "set_requires_gradient_sync")) u.unit->set_synchronising(sync);
 }

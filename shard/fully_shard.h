@@ -27,6 +27,16 @@ SHERD_API void fully_shard(nn::Module& module, const Options& options = {});
 /// Whether `fully_shard` was called with this module.
 SHERD_API bool is_sharded(const nn::Module& module);
 
+/// What this rank wants a sharded module's own parameters for, as forwards and hooks may ask.
+enum class Phase : std::uint8_t {
+  idle,
+  forward,   ///< its forward is under way, eagerly or by a program
+  backward,  ///< a backward that reaches them is under way and has not left the module yet
+};
+/// Of a module without parameters of its own, whether its forward is under way. StateError for a module that
+/// is not sharded.
+SHERD_API Phase phase_of(const nn::Module& module);
+
 /// Whether backwards average gradients. While off, `.grad()` is this rank's own whole gradient, in the reduce
 /// dtype (flat layout: in the compute dtype); the next backward with it on averages the sum. For this module
 /// and those below.

@@ -11,6 +11,7 @@
 #include "runtime/ops.h"
 #include "shard/build.h"
 #include "shard/early_steps.h"
+#include "shard/fully_shard.h"
 
 namespace sherd::shard {
 namespace {
@@ -415,6 +416,13 @@ void Unit::after_forward(nn::Module&, std::span<Tensor* const> outputs) {
 }
 
 void Unit::leave(nn::Module&, std::span<Tensor* const> outputs) { leave(outputs); }
+
+Phase Unit::phase() const {
+  if (!running_.empty()) return Phase::forward;
+  const bool in_backward =
+      std::ranges::any_of(groups_, [](const auto& group) { return group->in_use().leased(Lease::backward); });
+  return in_backward ? Phase::backward : Phase::idle;
+}
 
 // A compiled forward around this one has it in its program, or what comes between entering and leaving.
 

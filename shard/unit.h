@@ -19,6 +19,8 @@
 
 namespace sherd::shard {
 
+enum class Phase : std::uint8_t;
+
 /// When a module's floating inputs are cast to the parameters' precision.
 enum class InputCast : std::uint8_t { never, when_root, with_parameters, always };
 
@@ -115,6 +117,8 @@ class Unit final : public nn::ModuleExtension,
   void let_go();
   void begin_no_sync();
   void end_no_sync();
+
+  Phase phase() const;
 
   // ---- parameters that are whole for a while (summon.cpp) ----
   bool running() const { return root_->running(); }

@@ -1,5 +1,6 @@
-// S4.1: hooks of sharding in and out of programs. S4.4 and S4.7: training steps by programs, beside the same
-// ones eagerly. Losses are equal to the bit, which is more than the catalogue's tolerance.
+// S4.1: hooks of sharding in and out of programs. S4.2: its state in one. S4.4 and S4.7: training steps by
+// programs, beside the same ones eagerly. Losses are equal to the bit, which is more than the catalogue's
+// tolerance.
 #include "nn/compile.h"
 #include "nn/optimizer.h"
 #include "runtime/ops.h"
@@ -179,6 +180,34 @@ void disable_compiling_hooks(Rank& rank, bool skip_fsdp_hooks) {
   rank.check.eq(all.eager, 0u, "calls that ran eagerly");
 }
 
+/// Has no parameters, and asks what it computes.
+struct Stateful final : nn::Layer<Stateful> {
+  Tensor forward(const Tensor& x) const { return phase_of(*this) == shard::Phase::forward ? x + 1 : x; }
+  void visit(auto&&) {}
+};
+
+/// The state is the sharding's own, which the module's forward sets and restores: in a program nothing of it
+/// is left.
+void trace_use_training_state(Rank& rank) {
+  Stateful module;
+  shard::fully_shard(module, {.mesh = rank.mesh, .device = host});
+  const Tensor inp = zeros({1}, {f32, host});
+  rank.check.eq(phase_of(module) == shard::Phase::idle, true, "idle before");
+  const Tensor eager = module(inp);
+  rank.check.same(eager, inp + 1, "eager");
+  rank.check.eq(phase_of(module) == shard::Phase::idle, true, "idle after the eager call");
+  nn::compile(module, {.full_graph = FullGraph::yes});
+  for (int i = 0; i < 3; ++i) {
+    rank.check.same(module(inp), eager, "compiled");
+    rank.check.eq(phase_of(module) == shard::Phase::idle, true, "idle after the compiled call");
+  }
+  const CompileStats stats = nn::compiled_programs(module).stats();
+  rank.check.eq(stats.frames, 1u, "frames");
+  rank.check.eq(stats.graphs, 1u, "graphs");
+  rank.check.eq(stats.ops.size() == 1 && stats.ops[0] == 1, true, "one op");
+  rank.check.eq(stats.hits, 2u, "calls by the program");
+}
+
 void transformer(Rank& rank) {
   const auto make = [](const Rank& of) {
     manual_seed(static_cast<std::uint64_t>(of.index()));
@@ -201,6 +230,8 @@ void transformer(Rank& rank) {
 std::vector<Scenario> s4_training() {
   return {scenario("S4.1", "test_disable_compiling_hooks", Harness::processes, {2, 4},
                    Grid(Axis<bool>{"skip_fsdp_hooks", {false, true}}), disable_compiling_hooks),
+          scenario("S4.2", "test_dynamo_trace_use_training_state", Harness::processes, {2}, Grid<>(),
+                   trace_use_training_state),
           scenario("S4.4", "test_simple_mlp_fullgraph_backend_aot_eager", Harness::processes, {2}, Grid<>(),
                    simple_mlp),
           scenario("S4.7", "test_transformer_fullgraph_backend_aot_eager", Harness::processes, {2}, Grid<>(),

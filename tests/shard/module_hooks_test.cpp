@@ -1,6 +1,10 @@
 // Backward hooks of modules, on sharded ones as on plain ones; and what is frozen and thawed between steps.
+#include "autograd/autograd.h"
+#include "nn/compile.h"
 #include "nn/hooks.h"
+#include "runtime/ops.h"
 #include "shard/fsdp.h"
+#include "shard/fully_shard.h"
 #include "tests/shard/twins.h"
 
 using namespace sherd;
@@ -130,5 +134,77 @@ TEST_CASE("what is frozen and thawed between steps trains as if by hand") {
       reference.step();
       expect_values(net, by_hand, "after a step");
     }
+  });
+}
+
+namespace {
+
+struct Asked final : nn::Layer<Asked> {
+  nn::Linear linear{4, 4};
+  std::function<void()> ask{};
+  Tensor forward(const Tensor& x) const {
+    if (ask) ask();
+    return tanh(linear(x));
+  }
+  void visit(auto&& on) { on("linear", linear); }
+};
+struct AskedTwice final : nn::Layer<AskedTwice> {
+  Asked first, second;
+  Tensor forward(const Tensor& x) const { return second(first(x)); }
+  void visit(auto&& on) {
+    on("first", first);
+    on("second", second);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("phase_of says what a module's rank does, whoever asks, eagerly and by programs") {
+  using enum shard::ShardingStrategy;
+  using shard::Phase;
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard})
+      for (const std::optional<ShardingHooks> hooks :
+           {std::optional<ShardingHooks>{}, std::optional(ShardingHooks::around),
+            std::optional(ShardingHooks::inside)}) {
+        AskedTwice net;
+        const shard::Options options{.mesh = world.mesh(), .layout = layout, .strategy = strategy};
+        expect_refused<StateError>([&] { shard::phase_of(net); }, "phase_of: AskedTwice is not sharded");
+        shard::fully_shard(net.first, options);
+        shard::fully_shard(net.second, options);
+        shard::fully_shard(net, options);
+        std::vector<std::array<Phase, 3>> seen;  // of the root, the first and the second
+        const auto now = [&] { return std::array{phase_of(net), phase_of(net.first), phase_of(net.second)}; };
+        net.first.ask = net.second.ask = [&] { seen.push_back(now()); };
+        if (hooks) nn::compile(net, {.sharding_hooks = *hooks});
+        const Subscription of_second =
+            register_hook(net.second.linear.weight.tensor(),
+                          [&](const Tensor&) -> Tensor { return seen.push_back(now()), Tensor(); });
+        const Subscription of_first =
+            register_hook(net.first.linear.weight.tensor(),
+                          [&](const Tensor&) -> Tensor { return seen.push_back(now()), Tensor(); });
+        for (int step = 0; step < 3; ++step) {
+          seen.clear();
+          const Tensor loss = sum(net(ones({2, 4})));
+          const bool asks = !hooks || step == 0;  // programs have no ops that ask
+          seen.push_back(now());
+          loss.backward();
+          seen.push_back(now());
+          for (nn::Parameter p : net.parameters()) p.set_grad({});
+          std::vector<std::array<Phase, 3>> wanted;
+          if (asks)
+            wanted = {{Phase::forward, Phase::forward, Phase::idle},
+                      {Phase::forward, Phase::idle, Phase::forward}};
+          wanted.push_back({Phase::idle, Phase::idle, Phase::idle});
+          wanted.push_back({Phase::idle, Phase::backward, Phase::backward});
+          wanted.push_back({Phase::idle, Phase::backward, Phase::idle});
+          wanted.push_back({Phase::idle, Phase::idle, Phase::idle});
+          expect(seen == wanted, "step {}: other phases", step);
+        }
+        net.second.ask = [] { throw std::runtime_error("asked"); };
+        if (hooks) nn::compiled_programs(net).reset();
+        expect_refused<std::runtime_error>([&] { net(ones({2, 4})); }, "asked");
+        expect(now() == std::array{Phase::idle, Phase::idle, Phase::idle}, "not idle after an exception");
+      }
   });
 }
