@@ -233,26 +233,29 @@ TEST_CASE("hooks in a program: calls of a traced backward are eager's, also wher
 
 namespace {
 
-enum class Recorded { penalty, backward };  ///< a `grad` and then a backward, or a backward itself
+/// How to train `Lines`: the loss of an output and its input, ahead of the step's own backward.
+struct Ride {
+  shard::Options options;
+  std::size_t again = 3;
+  std::vector<std::size_t> uses{0, 1, 2};
+  std::function<Tensor(const Tensor& x, const Tensor& y, int step)> loss_of =
+      [](const Tensor&, const Tensor& y, int) { return mean(square(to(y, f32))); };
+};
 
-/// Losses and the weights after some steps with backwards that are recorded.
-std::vector<double> recorded_losses(World& world, const shard::Options& options, Compiles who, Recorded how,
-                                    std::size_t again) {
+/// Losses, and the weights after them.
+std::vector<double> trained(World& world, const Ride& ride, Compiles who) {
   manual_seed(1);
   Lines net;
-  net.again = again;
-  for (nn::Linear& block : net.blocks) shard::fully_shard(block, options);
-  shard::fully_shard(net, options);
+  net.again = ride.again;
+  net.uses = ride.uses;
+  for (nn::Linear& block : net.blocks) shard::fully_shard(block, ride.options);
+  shard::fully_shard(net, ride.options);
   if (compiles_here(who, world)) nn::compile(net, inside);
   nn::Sgd optimizer(net.parameters(), {.lr = 0.05});
   std::vector<double> all;
   for (int i = 0; i < 5; ++i) {
-    const Tensor x = input(world, i).requires_grad_(), y = net(x);
-    Tensor loss = mean(square(to(y, f32)));
-    if (how == Recorded::penalty)
-      loss = add(loss, mean(square(grad(sum(square(y)), {x}, {}, {.create_graph = true})[0])));
-    else if (i % 2 == 0)
-      loss.backward({}, true, true);
+    const Tensor x = input(world, i).requires_grad_();
+    const Tensor loss = ride.loss_of(x, net(x), i);
     loss.backward();
     optimizer.step();
     optimizer.zero_grad();
@@ -265,57 +268,52 @@ std::vector<double> recorded_losses(World& world, const shard::Options& options,
   return all;
 }
 
+void expect_eager(World& world, const Ride& ride) {
+  const std::vector<double> eager = trained(world, ride, Compiles::nobody);
+  for (const Compiles who : somebody) expect(trained(world, ride, who) == eager, "other values");
+}
+
+/// `body(options)` in f32 and in 16 bits.
+template <class F>
+void in_precisions(World& world, shard::GroupLayout layout, F&& body) {
+  shard::Options options{.mesh = world.mesh(), .layout = layout};
+  body(options);
+  options.mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32};
+  body(options);
+}
+
 }  // namespace
 
 TEST_CASE("hooks in a program: backwards that are recorded make eager's calls and have eager's bits") {
-  on_ranks([](World& world, shard::GroupLayout layout) {
-    for (const shard::ShardingStrategy strategy :
-         {shard::ShardingStrategy::full_shard, shard::ShardingStrategy::shard_grad_op,
-          shard::ShardingStrategy::zero1})
-      for (const std::size_t again : {std::size_t{1}, std::size_t{3}})  // the second is no block
-        for (const Recorded how : {Recorded::penalty, Recorded::backward}) {
-          for (const bool in_16_bits : {false, true}) {
-            shard::Options options{.mesh = world.mesh(), .layout = layout, .strategy = strategy};
-            if (in_16_bits) options.mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32};
-            const auto losses = [&](Compiles who) {
-              return recorded_losses(world, options, who, how, again);
-            };
-            const std::vector<double> eager = losses(Compiles::nobody);
-            for (const Compiles who : somebody) expect(losses(who) == eager, "other values");
-          }
+  using enum shard::ShardingStrategy;
+  const auto penalty = [](const Tensor& x, const Tensor& y, int) {
+    const Tensor slope = grad(sum(square(y)), {x}, {}, {.create_graph = true})[0];
+    return add(mean(square(to(y, f32))), mean(square(slope)));
+  };
+  const auto twice = [](const Tensor&, const Tensor& y, int step) {
+    const Tensor loss = mean(square(to(y, f32)));
+    if (step % 2 == 0) loss.backward({}, true, true);
+    return loss;
+  };
+  on_ranks([&](World& world, shard::GroupLayout layout) {
+    in_precisions(world, layout, [&](shard::Options options) {
+      for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1})
+        for (const std::size_t again : {std::size_t{1}, std::size_t{3}}) {  // the second is no block
+          options.strategy = strategy;
+          expect_eager(world, {.options = options, .again = again, .loss_of = penalty});
+          expect_eager(world, {.options = options, .again = again, .loss_of = twice});
         }
+    });
   });
 }
 
 TEST_CASE("hooks in a program: blocks that run several times are reduced where eager backwards reduce them") {
   on_ranks([](World& world, shard::GroupLayout layout) {
-    for (const std::vector<std::size_t>& uses :
-         {std::vector<std::size_t>{0, 1, 1, 2}, {0, 1, 2, 1}, {0, 1, 0, 1, 2}, {1, 0, 1, 1, 2, 2}})
-      for (const bool in_16_bits : {false, true})
-        for (const std::size_t again : {std::size_t{1}, std::size_t{3}}) {
-          const auto losses = [&](Compiles who) {
-            shard::Options options{.mesh = world.mesh(), .layout = layout};
-            if (in_16_bits) options.mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32};
-            manual_seed(1);
-            Lines net;
-            net.again = again;
-            net.uses = uses;
-            for (nn::Linear& block : net.blocks) shard::fully_shard(block, options);
-            shard::fully_shard(net, options);
-            if (compiles_here(who, world)) nn::compile(net, inside);
-            nn::Sgd optimizer(net.parameters(), {.lr = 0.05});
-            std::vector<double> all;
-            for (int i = 0; i < 4; ++i) {
-              const Tensor loss = mean(square(to(net(input(world, i)), f32)));
-              loss.backward();
-              optimizer.step();
-              optimizer.zero_grad();
-              all.push_back(loss.item());
-            }
-            return all;
-          };
-          const std::vector<double> eager = losses(Compiles::nobody);
-          for (const Compiles who : somebody) expect(losses(who) == eager, "other losses");
-        }
+    in_precisions(world, layout, [&](const shard::Options& options) {
+      for (const std::vector<std::size_t>& uses :
+           {std::vector<std::size_t>{0, 1, 1, 2}, {0, 1, 2, 1}, {0, 1, 0, 1, 2}, {1, 0, 1, 1, 2, 2}})
+        for (const std::size_t again : {std::size_t{1}, std::size_t{3}})
+          expect_eager(world, {.options = options, .again = again, .uses = uses});
+    });
   });
 }
