@@ -555,9 +555,8 @@ class GradientBuckets final : public GradSink,
     const auto left_out = std::ranges::find(used, false);
     if (alone() || left_out == used.end()) return used;
     check<StateError>(!capturing_calls(),
-                      "data parallel: '{}' has no gradient in this step, so the rank would read on the host "
-                      "whether others have one, and a captured step reads nothing there; with static_graph "
-                      "the first backward alone reads it, so run one before",
+                      "capture: '{}' has no gradient in this step of replicas, so the host reads whether "
+                      "others have one; with static_graph the first backward alone reads it, run one before",
                       entries_[bucket.entries[static_cast<std::size_t>(left_out - used.begin())]].name);
     const auto flags = static_cast<std::int64_t>(used.size());
     const Tensor of_all = alias(bucket.values, {{flags}, {1}, bucket.numel});
