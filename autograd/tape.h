@@ -22,9 +22,23 @@ class Tape final : public Listener {
   /// The number of the next node that this rank records; larger if a node that it has an edge to (recorded on
   /// another thread) has a number as large.
   std::uint64_t next_sequence() const { return next_sequence_; }
+  /// The number of the last node, or of a moment since.
+  std::uint64_t last_sequence() const { return next_sequence_ - 1; }
   /// A number for a moment between two nodes, which no node and no other moment has: of two moments the later
   /// one's is larger, whatever the rank records between them.
-  std::uint64_t take_sequence() { return next_sequence_++; }
+  std::uint64_t take_sequence() { return moment_ != 0 ? moment_ : next_sequence_++; }
+  /// A scope whose moments are at a place that was taken before: a program runs what was recorded there.
+  class Moment {
+   public:
+    Moment(Tape& tape, std::uint64_t place) : tape_(tape), before_(std::exchange(tape.moment_, place)) {}
+    ~Moment() { tape_.moment_ = before_; }
+    Moment(const Moment&) = delete;
+    Moment& operator=(const Moment&) = delete;
+
+   private:
+    Tape& tape_;
+    std::uint64_t before_;
+  };
   /// The first of `count` numbers for nodes that are recorded now.
   std::uint64_t take_sequences(std::uint64_t count) {
     return std::exchange(next_sequence_, next_sequence_ + count);
@@ -43,7 +57,7 @@ class Tape final : public Listener {
   /// Input `i` with the value that the op read.
   const Tensor& read_by(const AnyOp& op, Inputs in, std::size_t i) const;
 
-  std::uint64_t next_sequence_ = 1;
+  std::uint64_t next_sequence_ = 1, moment_ = 0;
   Overwritten overwritten_;
 };
 

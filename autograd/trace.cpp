@@ -1,5 +1,7 @@
 #include "autograd/trace.h"
 
+#include "autograd/tape.h"
+
 namespace sherd {
 
 namespace {
@@ -92,6 +94,7 @@ TracedTensor Tracer::describe(const Tensor& tensor) {
 void Tracer::after(const AnyOp& op, Inputs in, Outputs out) {
   const auto index = static_cast<std::uint32_t>(trace_.ops.size());
   TracedOp traced{op.keep(), {}, {}, false, float32_matmul_precision(), Context::current().grad_enabled()};
+  traced.place = Context::current().slot<Tape>().last_sequence();
   for (std::size_t i = 0; i < in.size(); ++i) {
     if (!op.mutating() && in[i].defined()) check_version(op, in[i]);
     traced.in.push_back(describe(in[i]));

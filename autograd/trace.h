@@ -39,6 +39,7 @@ struct TracedOp {
   bool once = false;                                                   ///< it must not run again
   Float32MatmulPrecision precision = Float32MatmulPrecision::highest;  ///< that it ran with
   bool recorded = false;                                               ///< gradients were, while it ran
+  std::uint64_t place = 0;  ///< in the order of recording: its node's, or that of the next one
 };
 
 struct Trace {

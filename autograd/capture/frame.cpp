@@ -104,6 +104,17 @@ void Frame::begin_segment(FrameCall& call) const {
   call.segments.push_back(Context::current().slot<Tape>().take_sequences(in_segments_[call.segments.size()]));
 }
 
+/// An owner is asked ahead of the node that reads, at whose place that may be: passes go by what is behind.
+std::uint64_t Frame::place_in_call(std::uint64_t traced) const {
+  const std::size_t segment = running_->segments.size() - 1;
+  std::size_t first = 0;
+  for (std::size_t s = 0; s < segment; ++s) first += in_segments_[s];
+  const auto begin = places_.begin() + static_cast<std::ptrdiff_t>(first),
+             end = begin + in_segments_[segment];
+  return running_->segments[segment] +
+         static_cast<std::uint64_t>(std::lower_bound(begin, end, traced) - begin);
+}
+
 /// What its marks began is over when it throws.
 std::vector<Tensor> Frame::run_forward(const std::vector<Tensor>& inputs, FrameCall& call) {
   running_ = &call;

@@ -148,6 +148,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
   void learn_marks(Recorded& recorded);
   void check_keeps(const FrameCall& call) const;
   void begin_segment(FrameCall& call) const;
+  /// Where in the order of recording the running call has what its trace had there.
+  std::uint64_t place_in_call(std::uint64_t traced) const;
   /// A place in the order of recording behind what the inputs were computed by.
   static std::uint64_t sequence_behind(const std::vector<Tensor>& inputs);
   template <class EdgeOf, class PlaceOf>
@@ -179,6 +181,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::unique_ptr<Program::Impl> forward_;
   std::vector<Recipe> recipes_;             // oldest first
   std::vector<std::uint32_t> in_segments_;  // by segment: how many of them
+  std::vector<std::uint64_t> places_;       // of each, when it was traced
   std::vector<Way> result_ways_;            // by output of the node
   Specs result_specs_;
   std::vector<bool> depended_on_;  // by output of the node: another was computed of it

@@ -345,13 +345,15 @@ void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::
   learn_marks(recorded);
   in_segments_.assign(marks_.size() + 1, 0);
   for (const Recipe& recipe : recipes_) ++in_segments_[recipe.marks];
-  for (const Ref<Node>& node : graph.nodes) call.places.push_back(node->sequence);
+  for (const Ref<Node>& node : graph.nodes) places_.push_back(node->sequence);
+  call.places = places_;
   begin_ = recorded.random_begin;
   end_ = recorded.random_end;
   Cut cut;
   for (std::uint32_t k = 0; k < kept_.size(); ++k)
     if (kept_[k].storage != TracedTensor::none) cut.made.emplace_back(kept_[k].storage, k);
   forward_ = program_of(std::move(recorded), std::move(cut));
+  forward_->place_now = [this](std::uint64_t traced) { return place_in_call(traced); };
 }
 
 std::vector<Tensor> Frame::trace(const std::vector<Tensor>& inputs,

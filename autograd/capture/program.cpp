@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "autograd/capture/resident.h"
+#include "autograd/tape.h"
 #include "runtime/apply.h"
 #include "runtime/reach.h"
 
@@ -93,6 +94,7 @@ Program::Impl::Impl(Recorded recorded, std::vector<Tensor> returned)
     step.op = traced.op;
     step.precision = traced.precision;
     step.recorded = traced.recorded;
+    step.place = traced.place;
     for (const TracedTensor& t : traced.in) step.in.push_back(value_of(t));
     for (const TracedTensor& t : traced.out) step.out.push_back(value_of(t));
   }
@@ -563,6 +565,7 @@ std::vector<Tensor> Program::Impl::run_half(const std::vector<Tensor>& given, st
     Resident resident;
     if (!step.brings.empty()) {
       const GradMode mode(step.recorded);
+      const Tape::Moment moment(Context::current().slot<Tape>(), place_now ? place_now(step.place) : 0);
       for (const std::uint32_t s : step.brings) resident.bring(trace.storages[s].outside);
     }
     for (const std::uint32_t s : step.makes)

@@ -1,6 +1,7 @@
 // The inside of a captured program: its ops on handles that each replay puts storages behind.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,6 +38,7 @@ struct Program::Impl {
     Ref<const AnyOp> op;
     Float32MatmulPrecision precision{};   // that it was captured with
     bool recorded = false;                // with gradients recorded, which owners ask
+    std::uint64_t place = 0;              // in the order of recording, when it was traced
     std::vector<std::uint32_t> in, out;   // values; none for an input that was not given
     std::vector<std::uint32_t> takes{};   // buffers that it is the first to use for a storage
     std::vector<std::uint32_t> lends{};   // buffers that peers may read after it
@@ -118,6 +120,8 @@ struct Program::Impl {
   RandomReplay random;                         // what the captured run drew
   std::optional<DeviceGraph> graph;
   std::optional<Cut> cut;  // of a half
+  /// Of a forward: where in the order of recording its call has what its trace had at a place.
+  std::function<std::uint64_t(std::uint64_t)> place_now{};
 
  private:
   std::uint32_t value_of(const TracedTensor& t);

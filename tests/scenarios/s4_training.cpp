@@ -182,7 +182,9 @@ void disable_compiling_hooks(Rank& rank, bool skip_fsdp_hooks) {
 
 /// Has no parameters, and asks what it computes.
 struct Stateful final : nn::Layer<Stateful> {
-  Tensor forward(const Tensor& x) const { return phase_of(*this) == shard::Phase::forward ? x + 1 : x; }
+  Tensor forward(const Tensor& x) const {
+    return shard::phase_of(*this) == shard::Phase::forward ? x + 1 : x;
+  }
   void visit(auto&&) {}
 };
 
@@ -192,14 +194,14 @@ void trace_use_training_state(Rank& rank) {
   Stateful module;
   shard::fully_shard(module, {.mesh = rank.mesh, .device = host});
   const Tensor inp = zeros({1}, {f32, host});
-  rank.check.eq(phase_of(module) == shard::Phase::idle, true, "idle before");
+  rank.check.eq(shard::phase_of(module) == shard::Phase::idle, true, "idle before");
   const Tensor eager = module(inp);
   rank.check.same(eager, inp + 1, "eager");
-  rank.check.eq(phase_of(module) == shard::Phase::idle, true, "idle after the eager call");
+  rank.check.eq(shard::phase_of(module) == shard::Phase::idle, true, "idle after the eager call");
   nn::compile(module, {.full_graph = FullGraph::yes});
   for (int i = 0; i < 3; ++i) {
     rank.check.same(module(inp), eager, "compiled");
-    rank.check.eq(phase_of(module) == shard::Phase::idle, true, "idle after the compiled call");
+    rank.check.eq(shard::phase_of(module) == shard::Phase::idle, true, "idle after the compiled call");
   }
   const CompileStats stats = nn::compiled_programs(module).stats();
   rank.check.eq(stats.frames, 1u, "frames");

@@ -44,12 +44,14 @@ struct Lines final : nn::Layer<Lines> {
   nn::ModuleList<nn::Linear> blocks;
   std::size_t again = 3;                   ///< the block that a backward computes again; none has this number
   std::vector<std::size_t> uses{0, 1, 2};  ///< blocks, in turn
+  bool reads = false;                      ///< a block's weight before that runs
   Lines() {
     for (int i = 0; i < 3; ++i) blocks.emplace_back(6, 6);
   }
   Tensor forward(const Tensor& x) const {
     Tensor y = x;
     for (const std::size_t i : uses) {
+      if (reads) y = matmul(y, to(blocks[(i + 1) % 3].weight.tensor(), y.dtype()));
       const auto run = [&] { return tanh(blocks[i](y)); };
       y = i == again ? recompute(run) : run();
     }
@@ -238,6 +240,7 @@ struct Ride {
   shard::Options options;
   std::size_t again = 3;
   std::vector<std::size_t> uses{0, 1, 2};
+  bool reads = false;
   std::function<Tensor(const Tensor& x, const Tensor& y, int step)> loss_of =
       [](const Tensor&, const Tensor& y, int) { return mean(square(to(y, f32))); };
 };
@@ -248,6 +251,7 @@ std::vector<double> trained(World& world, const Ride& ride, Compiles who) {
   Lines net;
   net.again = ride.again;
   net.uses = ride.uses;
+  net.reads = ride.reads;
   for (nn::Linear& block : net.blocks) shard::fully_shard(block, ride.options);
   shard::fully_shard(net, ride.options);
   if (compiles_here(who, world)) nn::compile(net, inside);
@@ -300,8 +304,10 @@ TEST_CASE("hooks in a program: backwards that are recorded make eager's calls an
       for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1})
         for (const std::size_t again : {std::size_t{1}, std::size_t{3}}) {  // the second is no block
           options.strategy = strategy;
-          expect_eager(world, {.options = options, .again = again, .loss_of = penalty});
-          expect_eager(world, {.options = options, .again = again, .loss_of = twice});
+          for (const bool reads : {false, true}) {
+            expect_eager(world, {.options = options, .again = again, .reads = reads, .loss_of = penalty});
+            expect_eager(world, {.options = options, .again = again, .reads = reads, .loss_of = twice});
+          }
         }
     });
   });

@@ -161,7 +161,7 @@ struct AskedTwice final : nn::Layer<AskedTwice> {
 
 TEST_CASE("phase_of says what a module's rank does, whoever asks, eagerly and by programs") {
   using enum shard::ShardingStrategy;
-  using shard::Phase;
+  using shard::Phase, shard::phase_of;
   on_ranks([](World& world, shard::GroupLayout layout) {
     for (const shard::ShardingStrategy strategy : {full_shard, shard_grad_op, zero1, no_shard})
       for (const std::optional<ShardingHooks> hooks :
@@ -169,7 +169,7 @@ TEST_CASE("phase_of says what a module's rank does, whoever asks, eagerly and by
             std::optional(ShardingHooks::inside)}) {
         AskedTwice net;
         const shard::Options options{.mesh = world.mesh(), .layout = layout, .strategy = strategy};
-        expect_refused<StateError>([&] { shard::phase_of(net); }, "phase_of: AskedTwice is not sharded");
+        expect_refused<StateError>([&] { phase_of(net); }, "phase_of: AskedTwice is not sharded");
         shard::fully_shard(net.first, options);
         shard::fully_shard(net.second, options);
         shard::fully_shard(net, options);
