@@ -258,9 +258,10 @@ std::vector<double> trained(World& world, const Ride& ride, Compiles who) {
   nn::Sgd optimizer(net.parameters(), {.lr = 0.05});
   std::vector<double> all;
   for (int i = 0; i < 5; ++i) {
-    const Tensor x = input(world, i).requires_grad_();
+    Tensor x = input(world, i).requires_grad_();
     const Tensor loss = ride.loss_of(x, net(x), i);
     loss.backward();
+    x.set_grad({});  // of a backward that was recorded it has a history, which leads to x
     optimizer.step();
     optimizer.zero_grad();
     all.push_back(loss.item());
