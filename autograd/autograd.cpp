@@ -99,7 +99,7 @@ Subscription register_hook(const Tensor& tensor, GradHook hook) {
     check<StateError>(leaf->no_hooks.empty(), "register_hook: {}", leaf->no_hooks);
     return leaf->hooks.add(std::move(hook));
   }
-  const Edge at = alone(record.edge);
+  const Edge at = where_whole(record.edge);
   auto& of_outputs = at.node->hooks;
   if (of_outputs.size() <= at.index) of_outputs.resize(at.index + 1);
   return of_outputs[at.index].add(std::move(hook));

@@ -51,7 +51,7 @@ void Folded::unfold(Node& node) {
   node.free();
 }
 
-Edge alone(const Edge& edge) {
+Edge where_whole(const Edge& edge) {
   const Edge at = followed(edge);
   Node* const node = at.node.get();
   if (node == nullptr || !node->folded || node->freed || !node->folded->depends(at.index)) return at;

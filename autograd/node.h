@@ -98,8 +98,9 @@ inline Edge followed(Edge edge) {
   return edge;
 }
 
-/// The same, past the node where it stands for many and others of its outputs were computed of that one.
-Edge alone(const Edge& edge);
+/// The edge at which the whole gradient comes: past a node that stands for many, where others of its outputs
+/// were computed of this one, so that the node sees a part.
+Edge where_whole(const Edge& edge);
 
 /// The record of a tensor, or null.
 inline AutogradRecord* record_of(const Tensor& t) {

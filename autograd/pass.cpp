@@ -359,7 +359,7 @@ std::vector<Tensor> BackwardPass::grad(std::span<const Tensor> inputs) {
   const MemoryScope held(MemoryUse::gradients);
   const TimelineSlice slice("backward", call_);
   try {
-    for (const Tensor& t : inputs) alone(record_of(t)->edge);  // before any of them is a target
+    for (const Tensor& t : inputs) where_whole(record_of(t)->edge);  // before any of them is a target
     for (const Tensor& t : inputs) add_target(record_of(t)->edge);
     differentiate();
     std::vector<Tensor> results = take_results();

@@ -385,7 +385,7 @@ void Unit::enter(nn::Module& module, std::span<Tensor* const> inputs) {
 void Unit::before_forward(nn::Module&, std::span<Tensor* const> inputs) {
   repeat_begin();
   begin_use();
-  cast_inputs(inputs, root_->depth() == 1);  // behind what a program does at its mark, at these places too
+  cast_inputs(inputs, root_->depth() == 1);  // in a program an op, so behind what is done at its mark
 }
 
 void Unit::enter(std::span<const std::shared_ptr<ParameterGroup>> tied, bool in_program) {

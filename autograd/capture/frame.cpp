@@ -93,24 +93,25 @@ bool Frame::holds() const {
 }
 
 std::uint64_t Frame::sequence_behind(const std::vector<Tensor>& inputs) {
-  std::vector<Edge> edges;
+  Tape& tape = Context::current().slot<Tape>();
+  std::uint64_t place = tape.take_sequence();
   for (const Tensor& t : inputs)
-    if (const AutogradRecord* record = record_of(t)) edges.push_back(record->edge);
-  return Context::current().slot<Tape>().sequence_behind(edges);
+    if (const AutogradRecord* record = record_of(t)) place = tape.sequence_behind({&record->edge, 1});
+  return place;
 }
 
 /// Takes places in the order of recording for the nodes that eager ops would record up to the next mark.
 void Frame::begin_segment(FrameCall& call) const {
-  call.segments.push_back(Context::current().slot<Tape>().take_sequences(in_segments_[call.segments.size()]));
+  const std::size_t segment = call.segments.size();
+  call.segments.push_back(
+      Context::current().slot<Tape>().take_sequences(begins_[segment + 1] - begins_[segment]));
 }
 
 /// An owner is asked ahead of the node that reads, at whose place that may be: passes go by what is behind.
 std::uint64_t Frame::place_in_call(std::uint64_t traced) const {
   const std::size_t segment = running_->segments.size() - 1;
-  std::size_t first = 0;
-  for (std::size_t s = 0; s < segment; ++s) first += in_segments_[s];
-  const auto begin = places_.begin() + static_cast<std::ptrdiff_t>(first),
-             end = begin + in_segments_[segment];
+  const auto begin = places_.begin() + static_cast<std::ptrdiff_t>(begins_[segment]),
+             end = places_.begin() + static_cast<std::ptrdiff_t>(begins_[segment + 1]);
   return running_->segments[segment] +
          static_cast<std::uint64_t>(std::lower_bound(begin, end, traced) - begin);
 }

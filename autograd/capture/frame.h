@@ -68,7 +68,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   /// The graph that eager ops would have recorded in the call, at their places, with what it kept; ends by
   /// output of the call's node.
   std::vector<Edge> unfold(FrameCall& call);
-  /// Whether another result of the node, or output `output` with others, was computed of it.
+  /// Whether another output of the call's node was computed of `output`.
   bool depends(std::uint32_t output) const { return depended_on_[output]; }
 
   Words key;
@@ -179,10 +179,10 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::string unfit_;
   std::size_t hooks_ = 0;
   std::unique_ptr<Program::Impl> forward_;
-  std::vector<Recipe> recipes_;             // oldest first
-  std::vector<std::uint32_t> in_segments_;  // by segment: how many of them
-  std::vector<std::uint64_t> places_;       // of each, when it was traced
-  std::vector<Way> result_ways_;            // by output of the node
+  std::vector<Recipe> recipes_;        // oldest first
+  std::vector<std::size_t> begins_;    // by segment: the number of its first, and behind all the end
+  std::vector<std::uint64_t> places_;  // of each, when it was traced
+  std::vector<Way> result_ways_;       // by output of the node
   Specs result_specs_;
   std::vector<bool> depended_on_;  // by output of the node: another was computed of it
   std::vector<Target> targets_;

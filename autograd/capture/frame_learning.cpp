@@ -343,8 +343,9 @@ void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::
   Recorded recorded = tracer.take(inputs, results);
   call.marks = tracer.marks;
   learn_marks(recorded);
-  in_segments_.assign(marks_.size() + 1, 0);
-  for (const Recipe& recipe : recipes_) ++in_segments_[recipe.marks];
+  for (std::size_t segment = 0; segment <= marks_.size() + 1; ++segment)
+    begins_.push_back(static_cast<std::size_t>(
+        std::ranges::lower_bound(recipes_, segment, {}, &Recipe::marks) - recipes_.begin()));
   for (const Ref<Node>& node : graph.nodes) places_.push_back(node->sequence);
   call.places = places_;
   begin_ = recorded.random_begin;
