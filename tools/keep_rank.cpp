@@ -5,6 +5,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <set>
 
 #include "collectives/launch_report.h"
 #include "tools/last_words.h"
@@ -40,7 +41,9 @@ class Keeper {
     tell(Kind::started, ::getpid());  // and now with the program
     const int status = keep();
     if (status != 0) end_the_rest(0s);
-    if (!tell(Kind::ended, status) && status != 0) say(rank_, how_it_ended(status));
+    // Where nobody hears it, what was not asked for is said.
+    const bool asked_for = WIFSIGNALED(status) && sent_.contains(WTERMSIG(status));
+    if (!tell(Kind::ended, status) && status != 0 && !asked_for) say(rank_, how_it_ended(status));
     if (status == 0) end_the_rest(time_to_end);
     return exit_status(status);
   }
@@ -65,17 +68,21 @@ class Keeper {
   }
 
   /// Until the program has ended; returns how.
-  int keep() const {
-    for (bool asked = false;;) {
+  int keep() {
+    for (;;) {
       int status = 0;
       for (pid_t ended = 0; (ended = ::waitpid(-1, &status, WNOHANG)) > 0;)
         if (ended == program_) return status;
       const int signal = signals_.next();
       // Of those who tell every process of the job to stop each tells this one too: the program hears it
       // once.
-      if ((signal == SIGINT || signal == SIGTERM) && !std::exchange(asked, true)) ::kill(-program_, signal);
-      if (ends_job(signal)) ::kill(-program_, SIGKILL);
+      if ((signal == SIGINT || signal == SIGTERM) && sent_.empty()) send(signal);
+      if (ends_job(signal)) send(SIGKILL);
     }
+  }
+  void send(int signal) {
+    sent_.insert(signal);
+    ::kill(-program_, signal);
   }
 
   bool ends_job(int signal) const {
@@ -91,6 +98,7 @@ class Keeper {
   HeldSignals signals_{SIGINT, SIGTERM, SIGQUIT, SIGCHLD, parent_died};
   pid_t mpirun_, program_ = 0;
   int rank_ = 0;
+  std::set<int> sent_;  ///< signals, to the program
 };
 
 }  // namespace

@@ -311,16 +311,8 @@ class Supervisor {
     signalfd_siginfo info{};
     while (::read(signal_source_.get(), &info, sizeof info) == sizeof info) {
       const int signal = static_cast<int>(info.ssi_signo);
-      int status = 0;
       if (signal == SIGCHLD) {
-        if (::waitpid(mpirun_, &status, WNOHANG) == mpirun_) {
-          mpirun_status_ = status;
-          events_.note("mpirun " + how_it_ended(status));
-          // That its ranks follow is no news of theirs.
-          if (WIFSIGNALED(status) && asked_ == 0 && !ending_ && !told_)
-            tell("mpirun " + how_it_ended(status) + ", so its ranks are ended");
-          if (WIFSIGNALED(status)) end_job();
-        }
+        hear_mpirun();
       } else if (signal == parent_died) {
         ask_to_stop(SIGTERM);
         next_step_ = Clock::now() + grace;
@@ -334,6 +326,20 @@ class Supervisor {
           ask_to_stop(signal);
       }
     }
+  }
+
+  /// Its ranks follow it, and may be heard while it is still ending: that is no news of theirs.
+  void hear_mpirun() {
+    int status = 0;
+    if (mpirun_status_ || ::waitpid(mpirun_, &status, is_ending(mpirun_) ? 0 : WNOHANG) != mpirun_) return;
+    mpirun_status_ = status;
+    events_.note("mpirun " + how_it_ended(status));
+    if (!WIFSIGNALED(status)) return;
+    if (asked_ == 0 && !ending_ && !told_) {
+      tell("mpirun " + how_it_ended(status) + ", so its ranks are ended");
+      first_failure_ = exit_status(status);
+    }
+    end_job();
   }
 
   void hear_reports() {
@@ -464,6 +470,7 @@ class Supervisor {
     rank.status = status;
     events_.note(fmt::format("rank {} {}", number_of(rank), how_it_ended(status)));
     if (!rank.failed()) return;
+    hear_mpirun();
     // Who was killed is why the others failed, though they may be heard first.
     const bool killed = WIFSIGNALED(status) && !ending_;
     if (first_failure_ == 0 || (killed && first_failure_ < 128)) first_failure_ = exit_status(status);

@@ -134,6 +134,13 @@ Activity activity_of(pid_t process) {
   return activity;
 }
 
+bool is_ending(pid_t process) {
+  constexpr std::size_t flags = 6;
+  constexpr unsigned long exiting = 4;  // PF_EXITING of the kernel's
+  const std::vector<std::string> words = words_of_stat(fmt::format("/proc/{}", process));
+  return words.size() > flags && (std::strtoul(words[flags].c_str(), nullptr, 10) & exiting) != 0;
+}
+
 bool is_pending(pid_t process, int signal) {
   std::ifstream file(fmt::format("/proc/{}/status", process));
   for (std::string word; file >> word;) {

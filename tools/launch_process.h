@@ -105,6 +105,10 @@ struct Activity {
 };
 Activity activity_of(pid_t process);
 
+/// Whether a process is on its way out, or over and not waited for. What it started may hear of that before
+/// its parent does.
+bool is_ending(pid_t process);
+
 /// Whether the signal has come to that process, which holds it off.
 bool is_pending(pid_t process, int signal);
 
