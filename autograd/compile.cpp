@@ -6,6 +6,7 @@
 #include "autograd/capture/frame.h"
 #include "autograd/capture/passes/common.h"
 #include "autograd/capture/passes/dead_code.h"
+#include "autograd/capture/passes/fuse.h"
 #include "runtime/context.h"
 
 namespace sherd {
@@ -23,9 +24,10 @@ void describe_rank(Words& words) {
 }
 
 std::span<const Pass> passes_of(const CompileOptions& options) {
-  static constexpr Pass passes[] = {{"common", common}, {"dead_code", dead_code}};
+  static constexpr Pass passes[] = {{"common", common}, {"dead_code", dead_code}, {"fuse", fuse}};
   const bool each = options.common_subexpressions == CommonSubexpressions::each;
-  return std::span(passes).subspan(each ? 1 : 0);
+  const bool fused = options.executor == Executor::fused;
+  return std::span(passes).subspan(each ? 1 : 0, (each ? 0 : 1) + (fused ? 2 : 1));
 }
 
 }  // namespace
@@ -77,9 +79,6 @@ std::vector<std::weak_ptr<CompiledPrograms::Impl>>& compiled_here() {
 }  // namespace
 
 CompiledPrograms::CompiledPrograms(CompileOptions options) : impl_(std::make_shared<Impl>(Impl{options})) {
-  check<NotImplementedError>(options.executor == Executor::replay,
-                             "compile: the executor {} is to come; use Executor::replay",
-                             options.executor == Executor::fused ? "fused" : "partition");
   check<ValueError>(options.programs > 0, "compile: room for {} programs; give it room for one at least",
                     options.programs);
   std::erase_if(compiled_here(), [](const auto& programs) { return programs.expired(); });
@@ -96,13 +95,7 @@ CompileStats CompiledPrograms::stats() const {
     stats.misses += programs->counts.misses;
     stats.eager += programs->counts.eager;
     stats.sharding_hooks += programs->counts.sharding_hooks;
-    for (const std::shared_ptr<Frame>& frame : programs->frames) {
-      stats.sharding_hooks += frame->hooks();
-      const std::vector<std::size_t> ops = frame->ops();
-      if (!ops.empty()) ++stats.programs;
-      stats.graphs += ops.size();
-      stats.ops.insert(stats.ops.end(), ops.begin(), ops.end());
-    }
+    for (const std::shared_ptr<Frame>& frame : programs->frames) frame->count(stats);
   }
   return stats;
 }
@@ -154,7 +147,8 @@ CompiledPrograms::Result CompiledPrograms::call(
   }
   ++impl.counts.misses;
   ++impl.counts.frames;
-  const auto frame = std::make_shared<Frame>(passes_of(impl.options));
+  const auto frame = std::make_shared<Frame>(
+      passes_of(impl.options), impl.options.executor == Executor::replay ? Keeps::as_eager : Keeps::cheapest);
   frame->key = std::move(values);
   std::vector<Tensor> outputs = frame->trace(given, body, strict);
   if (!unfit.empty()) frame->give_up(unfit);

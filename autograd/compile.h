@@ -14,9 +14,10 @@
 
 namespace sherd {
 
-/// How programs run. `replay`: op by op, as they were recorded. `partition` (composite ops taken apart, what
-/// is cheap made again in the backward) and `fused` (chains of ops as one kernel) are to come:
-/// NotImplementedError.
+/// How programs run, all with the bits of eager calls. `replay`: op by op, as they were recorded, with what an eager call
+/// keeps for its backward. `partition`: what is cheaper to make again than to keep (elementwise ops, casts, sums of rows) a
+/// backward makes again. `fused`: the same, with such ops over one space of rows and columns as one, whose values between
+/// stay in the nearest caches; on the CPU, elsewhere as `partition`.
 enum class Executor : std::uint8_t { replay, partition, fused };
 /// Whether what cannot be captured is a StateError that names it, or runs eagerly.
 enum class FullGraph : std::uint8_t { no, yes };
@@ -53,12 +54,17 @@ struct CompileStats {
   /// Of sharding, before or after a forward and where a backward comes back to one, that ran while a program
   /// was traced: none with `ShardingHooks::around`.
   std::size_t sharding_hooks = 0;
+  // Of the programs that are kept.
+  std::size_t launches = 0;        ///< ops that compute, a fused region as one
+  std::size_t regions = 0;         ///< fused ones
+  std::size_t ops_in_regions = 0;  ///< that were recorded
+  std::int64_t bytes_saved = 0;    ///< of results that regions do not store
 };
 
 /// The programs of a compiled function or module. One thread uses them at a time.
 class SHERD_API CompiledPrograms {
  public:
-  /// ValueError for no programs, NotImplementedError for an executor that is to come.
+  /// ValueError for no programs.
   explicit CompiledPrograms(CompileOptions options);
   ~CompiledPrograms();
   CompiledPrograms(const CompiledPrograms&) = delete;

@@ -5,7 +5,9 @@
 
 #include "autograd/capture/drawing.h"
 #include "autograd/capture/resident.h"
+#include "autograd/compile.h"
 #include "autograd/tape.h"
+#include "runtime/ops/fused_region.h"
 
 namespace sherd {
 namespace {
@@ -173,12 +175,25 @@ void Frame::draw(std::vector<std::string>& drawings) const {
     if (backward.program) drawings.push_back(drawing(*backward.program));
 }
 
-std::vector<std::size_t> Frame::ops() const {
-  std::vector<std::size_t> ops;
-  if (forward_) ops.push_back(forward_->steps.size());
+void Frame::count(CompileStats& stats) const {
+  stats.sharding_hooks += hooks_;
+  if (!forward_) return;
+  ++stats.programs;
+  const auto add = [&](const Program::Impl& program) {
+    ++stats.graphs;
+    stats.ops.push_back(program.steps.size());
+    for (const Program::Impl::Step& step : program.steps) {
+      if (!step.op->is_view()) ++stats.launches;
+      const ops::Region* const region = ops::region_of(*step.op);
+      if (region == nullptr) continue;
+      ++stats.regions;
+      stats.ops_in_regions += region->members.size();
+      stats.bytes_saved += region->bytes_saved();
+    }
+  };
+  add(*forward_);
   for (const Backward& backward : backwards_)
-    if (backward.program) ops.push_back(backward.program->steps.size());
-  return ops;
+    if (backward.program) add(*backward.program);
 }
 
 }  // namespace sherd

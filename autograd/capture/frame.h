@@ -37,10 +37,14 @@ class FrameCall final : public Folded {
   bool depends(std::uint32_t output) const override;
 };
 
+/// What a call keeps for its backward: what eager code would, or of that the cheapest part from which the
+/// rest is made again (`partition`).
+enum class Keeps : std::uint8_t { as_eager, cheapest };
+
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   /// Its programs go through `passes`, which must outlive it.
-  explicit Frame(std::span<const Pass> passes) : passes_(passes) {}
+  Frame(std::span<const Pass> passes, Keeps keeps) : passes_(passes), keeps_(keeps) {}
   /// Runs `body`, whose result stands in any case, and keeps its ops. With `strict` StateError, at its place,
   /// for what cannot be captured; without it `unfit()` says it.
   std::vector<Tensor> trace(const std::vector<Tensor>& inputs,
@@ -58,10 +62,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::string text() const;
   /// Appends a drawing of each program, the forward's first.
   void draw(std::vector<std::string>& drawings) const;
-  /// Places with names (`repeat_in_frames`) that were met while its programs were traced.
-  std::size_t hooks() const { return hooks_; }
-  /// Ops of each program, the forward's first.
-  std::vector<std::size_t> ops() const;
+  /// Adds what its programs are and have.
+  void count(struct CompileStats& stats) const;
 
   /// What came of the call's results goes to its inputs and to what is trained.
   Tensors backward(FrameCall& call, const GradArgs& args);
@@ -146,6 +148,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::uint32_t keep_region(Tracer& tracer, const Storage& storage, FrameCall& call,
                             std::vector<const StorageOwner*>& met);
   void learn_marks(Recorded& recorded);
+  void keep_less(const Recorded& recorded, const Tracer& tracer, FrameCall& call);
   void check_keeps(const FrameCall& call) const;
   void begin_segment(FrameCall& call) const;
   /// Where in the order of recording the running call has what its trace had there.
@@ -176,6 +179,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
                       const Tensors& gradients, Backward& made) const;
 
   std::span<const Pass> passes_;
+  Keeps keeps_;
   std::string unfit_;
   std::size_t hooks_ = 0;
   std::unique_ptr<Program::Impl> forward_;

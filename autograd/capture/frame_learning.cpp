@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "autograd/capture/frame_tracer.h"
+#include "autograd/capture/partition.h"
 #include "autograd/capture/resident.h"
 #include "autograd/region.h"
 #include "autograd/tape.h"
@@ -322,6 +323,28 @@ void Frame::learn_marks(Recorded& recorded) {
   for (const std::size_t marks : first_of_all) leave_whole_at_.push_back(mark_before(marks));
 }
 
+/// Makes regions of what the backward makes again.
+void Frame::keep_less(const Recorded& recorded, const Tracer& tracer, FrameCall& call) {
+  std::vector<KeptValue> values;
+  const auto reads = [](const Again& again, std::uint32_t k) {
+    return std::ranges::any_of(again.outside, [&](const auto& read) { return read.second == k; });
+  };
+  for (std::uint32_t k = 0; k < kept_.size(); ++k) {
+    if (kept_[k].region) continue;
+    const std::uint32_t storage = kept_[k].outside ? tracer.index_of(*kept_[k].outside) : kept_[k].storage;
+    const bool stays = std::ranges::any_of(regions_, [&](const Again& again) { return reads(again, k); });
+    if (storage != TracedTensor::none) values.push_back({storage, k, stays});
+  }
+  for (MadeAgain& part : partition(recorded, values)) {
+    const auto region = static_cast<std::uint32_t>(regions_.size());
+    regions_.push_back({std::move(part.trace), std::move(part.read)});
+    for (const auto& [index, number] : part.made) {
+      kept_[number] = {TracedTensor::none, {}, region, index};
+      call.kept[number] = {};
+    }
+  }
+}
+
 /// Reads from a traced call what replays need.
 void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,
                   std::uint64_t since, FrameCall& call) {
@@ -350,6 +373,7 @@ void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::
   call.places = places_;
   begin_ = recorded.random_begin;
   end_ = recorded.random_end;
+  if (keeps_ == Keeps::cheapest) keep_less(recorded, tracer, call);
   Cut cut;
   for (std::uint32_t k = 0; k < kept_.size(); ++k)
     if (kept_[k].storage != TracedTensor::none) cut.made.emplace_back(kept_[k].storage, k);

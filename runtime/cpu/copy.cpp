@@ -1,5 +1,3 @@
-#include "runtime/math.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -7,8 +5,10 @@
 #include <numeric>
 #include <utility>
 
+#include "runtime/cpu/copy.h"
 #include "runtime/cpu/element_bits.h"
 #include "runtime/cpu/operands.h"
+#include "runtime/cpu/rows.h"
 #include "runtime/error.h"
 #include "runtime/math.h"
 #include "runtime/ops.h"
@@ -215,6 +215,27 @@ void copy(std::span<const std::int64_t> sizes, DType from_dtype, const void* fro
       if constexpr (!std::is_same_v<To, From>)
         copy_shape(shape, static_cast<const From*>(from), static_cast<To*>(to));
     });
+  });
+}
+
+namespace {
+
+template <class To, class From>
+void convert_row(const void*, std::int64_t n, std::byte* const* at, const std::int64_t*) {
+  const auto* from = reinterpret_cast<const From*>(at[1]);
+  auto* to = reinterpret_cast<To*>(at[0]);
+  if constexpr (std::is_same_v<compute_t<From>, float> && std::is_same_v<compute_t<To>, float> &&
+                !std::is_same_v<From, To>)
+    for_vectors<float>(n, [&](std::int64_t j, auto count) { put<float>(to + j, take<float>(from + j, count), count); });
+  else
+    copy_row(Dim{n, 1, 1}, from, to);
+}
+
+}  // namespace
+
+sherd::detail::Row conversion(DType from, DType to) {
+  return with_element(from, [&]<class From>() {
+    return with_element(to, [&]<class To>() -> sherd::detail::Row { return convert_row<To, From>; });
   });
 }
 

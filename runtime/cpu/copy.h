@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "runtime/cpu/operands.h"
 #include "runtime/dtype.h"
 
 namespace sherd::cpu {
@@ -14,5 +15,8 @@ namespace sherd::cpu {
 void copy(std::span<const std::int64_t> sizes, DType from_dtype, const void* from,
           std::span<const std::int64_t> from_strides, DType to_dtype, void* to,
           std::span<const std::int64_t> to_strides);
+
+/// A row of elements of one dtype as those of another, by the same rules.
+sherd::detail::Row conversion(DType from, DType to);
 
 }  // namespace sherd::cpu

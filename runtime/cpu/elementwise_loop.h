@@ -98,40 +98,55 @@ constexpr Mask numbers_of() {
   return O::arity == 2 && is_light<O>() ? 0b110 : 0;
 }
 
-/// Runs the rows of `O` on elements of type `T`; of functors that do the same as the op with its number, if
+/// Gives the loop of `O` on elements of type `T`; of functors that do the same as the op with its number, if
 /// there are any for what is computed in f32. Those that are not light see halves as f32.
 template <class T, class O, std::size_t... I>
-void run_typed(const O& op, const Operands& w, std::index_sequence<I...>) {
+void give_typed_loop(const O& op, const LoopTaker& taker, std::index_sequence<I...>) {
   constexpr Mask numbers = numbers_of<O>();
+  const auto give_row = [&]<class Row, class F>(const Row&, const F& f, bool in_f32) {
+    taker.take({Row::best(), numbers, in_f32}, &f, sizeof f);
+  };
   if constexpr (HasBits<O> && std::same_as<compute_t<T>, float> && !std::same_as<T, float>) {
     using Row =
         ElementwiseRow<OnBits<O>, numbers, std::uint16_t,
                        std::conditional_t<I == 0 && first_is_condition<O>(), Truth, std::uint16_t>...>;
-    const OnBits<O> f{op};
-    return run_rows(w, {Row::best(), numbers, false}, &f);
+    return give_row(Row{}, OnBits<O>{op}, false);
   }
-  const auto run = [&]<class F>(const F& f) {
+  const auto give = [&]<class F>(const F& f) {
     constexpr bool in_f32 = std::same_as<compute_t<T>, float> && !std::same_as<T, float> && !is_light<F>();
     using TX = std::conditional_t<in_f32, float, T>;
     using Row = ElementwiseRow<F, numbers, std::conditional_t<gives_bool<O>(), bool, TX>,
                                std::conditional_t<I == 0 && first_is_condition<O>(), Truth, TX>...>;
-    run_rows(w, {Row::best(), numbers, in_f32}, &f);
+    give_row(Row{}, f, in_f32);
   };
-  if constexpr (std::same_as<compute_t<T>, float> && requires { op.for_number(run); })
-    if (op.for_number(run)) return;
-  run(op);
+  if constexpr (std::same_as<compute_t<T>, float> && requires { op.for_number(give); })
+    if (op.for_number(give)) return;
+  give(op);
+}
+
+template <class O>
+void give_loop(const void* op, DType dtype, const LoopTaker& taker) {
+  with_element(dtype, [&]<class T>() {
+    if constexpr (O::dtypes.contains(dtype_of<T>))
+      give_typed_loop<T>(*static_cast<const O*>(op), taker, std::make_index_sequence<O::arity>{});
+    else
+      fail<InternalError>("{}: reached its kernel with {}", O::name, name_of(dtype_of<T>));
+  });
 }
 
 template <class O>
 void run_elementwise(const O& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Operands w = operands_of(in, out[0]);
-  with_element(in.back().dtype(), [&]<class T>() {
-    if constexpr (O::dtypes.contains(dtype_of<T>))
-      run_typed<T>(op, w, std::make_index_sequence<O::arity>{});
-    else
-      fail<InternalError>("{}: reached its kernel with {}", O::name, name_of(dtype_of<T>));
-  });
+  give_loop<O>(&op, in.back().dtype(), RunsRows(w));
+}
+
+/// Adds the loop of `O` as its kernel, and for who runs it among others.
+template <class O>
+void add_elementwise_kernel() {
+  add_kernel<&run_elementwise<O>>(DeviceType::cpu);
+  if constexpr (std::is_trivially_copyable_v<O> && sizeof(O) <= largest_functor)
+    add_loop(kernel_row<O>(), &give_loop<O>, is_light<O>());
 }
 
 }  // namespace sherd::detail
@@ -142,12 +157,12 @@ namespace sherd::cpu {
 /// once for an op of its own, before using it: `cpu::add_elementwise<Softsign>();`
 template <ElementwiseOp O>
 void add_elementwise() {
-  add_kernel<&detail::run_elementwise<O>>(DeviceType::cpu);
+  detail::add_elementwise_kernel<O>();
   if constexpr (detail::HasScalarGrad<O>)
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       const auto add = [&]<int i>() {
         if constexpr (((detail::identity_grads<O>() >> i) & 1) == 0)
-          add_kernel<&detail::run_elementwise<ElementwiseGrad<O, i>>>(DeviceType::cpu);
+          detail::add_elementwise_kernel<ElementwiseGrad<O, i>>();
       };
       (add.template operator()<static_cast<int>(I)>(), ...);
     }(std::make_index_sequence<O::arity>{});

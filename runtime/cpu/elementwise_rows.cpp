@@ -1,8 +1,8 @@
 // Walks from row to row of an elementwise call, and makes of any row one that its loop takes.
 #include <algorithm>
-#include <cstring>
 
 #include "runtime/cpu/operands.h"
+#include "runtime/cpu/row_copy.h"
 #include "runtime/cpu/rows.h"
 #include "runtime/half.h"
 #include "runtime/parallel.h"
@@ -58,31 +58,6 @@ void with_half(DType d, std::byte* at, const F& f) {
   d == DType::f16 ? f(reinterpret_cast<Half*>(at)) : f(reinterpret_cast<BFloat16*>(at));
 }
 
-/// Copies `n` elements of `size` bytes, steps counted in elements.
-template <std::size_t size>
-void copy_elements(const std::byte* from, std::int64_t from_step, std::byte* to, std::int64_t to_step,
-                   std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i)
-    std::memcpy(to + i * to_step * size, from + i * from_step * size, size);
-}
-void copy_row(std::int64_t size, const std::byte* from, std::int64_t from_step, std::byte* to,
-              std::int64_t to_step, std::int64_t n) {
-  if (from_step == 1 && to_step == 1) {
-    std::memcpy(to, from, static_cast<std::size_t>(n * size));
-    return;
-  }
-  switch (size) {
-    case 1:
-      return copy_elements<1>(from, from_step, to, to_step, n);
-    case 2:
-      return copy_elements<2>(from, from_step, to, to_step, n);
-    case 4:
-      return copy_elements<4>(from, from_step, to, to_step, n);
-    default:
-      return copy_elements<8>(from, from_step, to, to_step, n);
-  }
-}
-
 /// One call: its operands, each as it lies or through a block.
 class RowsOfCall {
  public:
@@ -130,12 +105,12 @@ class RowsOfCall {
   std::int64_t size_in_room(int k) const { return is_widened(k) ? 4 : size_of(w_.dtypes[k]); }
 
   void take(int k, std::byte* from, std::int64_t n, std::byte* to) const {
-    if (!is_widened(k)) return copy_row(size_of(w_.dtypes[k]), from, w_.step(k), to, 1, n);
+    if (!is_widened(k)) return cpu::copy_elements(size_of(w_.dtypes[k]), from, w_.step(k), to, 1, n);
     with_half(w_.dtypes[k], from,
               [&](auto* x) { widen_row(x, w_.step(k), n, reinterpret_cast<float*>(to)); });
   }
   void give(const std::byte* from, std::int64_t n, std::byte* to) const {
-    if (!is_widened(0)) return copy_row(size_of(w_.dtypes[0]), from, 1, to, w_.step(0), n);
+    if (!is_widened(0)) return cpu::copy_elements(size_of(w_.dtypes[0]), from, 1, to, w_.step(0), n);
     with_half(w_.dtypes[0], to,
               [&](auto* y) { narrow_row(reinterpret_cast<const float*>(from), n, y, w_.step(0)); });
   }

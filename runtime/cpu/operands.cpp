@@ -1,8 +1,12 @@
 #include "runtime/cpu/operands.h"
 
 #include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
 #include <utility>
 
+#include "runtime/ops/fused_region.h"
 #include "runtime/tensor.h"
 
 namespace sherd::detail {
@@ -81,6 +85,33 @@ Operands operands_of(Inputs in, const Tensor& out) {
   follow_output(o);
   o.collapse();
   return o;
+}
+
+namespace {
+struct Loops {
+  std::mutex mutex;
+  std::unordered_map<const KernelRow*, LoopOf> of{};
+};
+/// Never destroyed, as rows of kernels are not.
+Loops& loops() {
+  static auto& all = *std::make_unique<Loops>().release();
+  return all;
+}
+}  // namespace
+
+LoopOf loop_of(const KernelRow& row) {
+  const std::scoped_lock lock(loops().mutex);
+  const auto known = loops().of.find(&row);
+  return known == loops().of.end() ? nullptr : known->second;
+}
+void add_loop(const KernelRow& row, LoopOf loop, bool light) {
+  ops::set_effort(row, light ? ops::Effort::light : ops::Effort::heavy);
+  const std::scoped_lock lock(loops().mutex);
+  loops().of[&row] = loop;
+}
+
+void RunsRows::take(const Loop& loop, const void* functor, std::size_t) const {
+  run_rows(operands_, loop, functor);
 }
 
 }  // namespace sherd::detail

@@ -48,6 +48,35 @@ struct Loop {
   bool in_f32;   ///< f32 where an operand is f16 or bf16; an output of theirs is rounded once
 };
 
+/// Bytes of the largest functor of an op whose loop others may run: they copy it.
+inline constexpr std::size_t largest_functor = 64;
+
+/// Whoever is given a loop and the functor of so many bytes that goes with it, which lives until `take`
+/// returns.
+class LoopTaker {
+ public:
+  virtual void take(const Loop& loop, const void* functor, std::size_t bytes) const = 0;
+
+ protected:
+  ~LoopTaker() = default;
+};
+/// Gives the loop of an op, `op` as its kernel has it, on inputs of `dtype` (the last one's).
+using LoopOf = void (*)(const void* op, DType dtype, const LoopTaker& taker);
+/// The loops of the ops of a row of kernels, for who runs several of them over one row: null where they have
+/// none.
+SHERD_API LoopOf loop_of(const KernelRow& row);
+SHERD_API void add_loop(const KernelRow& row, LoopOf loop, bool light);
+
+/// Runs what it takes over the operands.
+class SHERD_API RunsRows final : public LoopTaker {
+ public:
+  explicit RunsRows(const Operands& operands) : operands_(operands) {}
+  void take(const Loop& loop, const void* functor, std::size_t bytes) const override;
+
+ private:
+  const Operands& operands_;
+};
+
 /// Calls `loop` for all rows of a call on the CPU, long ones cut into fixed tiles that threads share.
 /// Operands that lie otherwise than the loop wants go through blocks that stay in the nearest cache.
 SHERD_API void run_rows(const Operands& w, const Loop& loop, const void* functor);

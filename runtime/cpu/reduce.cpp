@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "runtime/cpu/row_sum.h"
 #include "runtime/cpu/rows.h"
 #include "runtime/instances.h"
 #include "runtime/ops.h"
@@ -172,6 +173,15 @@ void sum_of(const StridedReduction& r, const T* x, double divisor, To* out, Of o
 template <class T>
 void sum(const StridedReduction& r, const T* x, double divisor, sum_t<T>* out) {
   sum_of(r, x, divisor, out, std::identity{});
+}
+
+SumOfRow sum_of_row(DType dtype) {
+  return with_floating("sum", dtype, []<class T>() -> SumOfRow {
+    return [](const std::byte* x, std::int64_t n, double divisor, std::byte* out) {
+      *reinterpret_cast<T*>(out) =
+          finished<T>(sum_row(reinterpret_cast<const T*>(x), n, std::identity{}), divisor);
+    };
+  });
 }
 
 [[gnu::used]] const auto reduce_instances =

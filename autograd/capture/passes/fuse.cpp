@@ -1,0 +1,332 @@
+#include "autograd/capture/passes/fuse.h"
+
+#include <algorithm>
+#include <list>
+#include <optional>
+#include <unordered_map>
+
+#include "autograd/capture/passes/rewrite.h"
+#include "runtime/ops/fused_region.h"
+
+namespace sherd {
+namespace {
+
+using ops::Lies;
+using ops::Region;
+
+constexpr std::size_t most_members = 64;
+/// Ops after its last one that a region waits for another: what it reads lives on meanwhile.
+constexpr std::size_t patience = 8;
+
+bool is_dense(const Layout& layout) {
+  return layout.offset == 0 && layout.strides == contiguous_strides(layout.shape);
+}
+
+/// A region that still grows.
+class Growing {
+ public:
+  Growing(const Trace& trace, const Shape& shape, Device device) : trace_(trace), device_(device) {
+    region_->space.shape = shape;
+  }
+
+  /// Takes op `i` as a member if it can be one. One alone may ask an owner: the region does so at that one's
+  /// place.
+  bool take(std::size_t i) {
+    const TracedOp& traced = trace_.ops[i];
+    const bool asks = asks_owner(traced, trace_);
+    if (members_.size() == most_members || device_of(traced) != device_ ||
+        (asks && (asking_ || traced.op->mutating())))
+      return false;
+    std::optional<Joining> joining = look_at(traced);
+    if (!joining) return false;
+    for (const TracedTensor& t : joining->inputs) {
+      inputs_.push_back(t);
+      region_->inputs.emplace_back(t.dtype, t.layout);
+      region_->written.push_back(false);
+    }
+    if (asks) asking_ = i;
+    lies_.resize(inputs_.size());
+    for (const auto& [input, lies] : joining->lies_of)
+      if (std::ranges::find(lies_[input], lies) == lies_[input].end()) lies_[input].push_back(lies);
+    members_.push_back({i, std::move(joining->in), joining->lies});
+    const TracedTensor& out = traced.out[0];
+    if (traced.op->writes(0)) {
+      const Value written = members_.back().in[0];
+      if (!written.made) region_->written[written.number] = true;
+      return true;
+    }
+    made_.emplace(out.storage, members_.size() - 1);
+    return true;
+  }
+
+  /// Whether the op, which is none of the region's, would find something else before it than behind it.
+  bool conflicts(const TracedOp& traced) const {
+    for (std::size_t k = 0; k < traced.in.size(); ++k) {
+      const std::uint32_t s = traced.in[k].storage;
+      if (s != TracedTensor::none && (writes(s) || (traced.op->writes(k) && reads(s)))) return true;
+    }
+    return std::ranges::any_of(traced.out,
+                               [&](const TracedTensor& t) { return writes(t.storage) || reads(t.storage); });
+  }
+  /// Whether it asks an owner, before who asks next.
+  bool asks() const { return asking_.has_value(); }
+  /// Whether a member made the storage.
+  bool makes(std::uint32_t storage) const { return made_.contains(storage); }
+  void add_view(std::size_t i) { views_.push_back(i); }
+  std::size_t last() const { return members_.back().op; }
+
+  /// Appends the region as one op, and views of what it gives. `is_used_elsewhere(storage, uses)`: whether
+  /// others than these uses, of members, want a storage that a member made.
+  template <class F>
+  void put(std::vector<TracedOp>& ops, const F& is_used_elsewhere) {
+    std::unordered_map<std::uint32_t, std::size_t> uses;
+    for (const Member& member : members_)
+      each_tensor_of(trace_.ops[member.op], [&](const TracedTensor& t) { ++uses[t.storage]; });
+    const auto is_given = [&](std::uint32_t storage) { return is_used_elsewhere(storage, uses[storage]); };
+    if (members_.size() == 1)
+      ops.push_back(trace_.ops[members_[0].op]);
+    else
+      ops.push_back(fused(is_given));
+    for (const std::size_t view : views_)
+      if (is_given(trace_.ops[view].in[0].storage)) ops.push_back(trace_.ops[view]);
+  }
+
+ private:
+  /// A value: an input, or what a member made, by number among its kind.
+  struct Value {
+    bool made;
+    std::size_t number;
+    Layout layout;
+  };
+  struct Member {
+    std::size_t op;
+    std::vector<Value> in;
+    Lies lies;  // its result
+  };
+  /// What an op would be as a member.
+  struct Joining {
+    std::vector<Value> in{};
+    std::vector<TracedTensor> inputs{};                   // new ones
+    std::vector<std::pair<std::size_t, Lies>> lies_of{};  // inputs
+    Lies lies = Lies::full;
+  };
+
+  Device device_of(const TracedOp& traced) const { return trace_.storages[traced.out[0].storage].device; }
+  bool writes(std::uint32_t storage) const {
+    if (makes(storage)) return true;
+    for (std::size_t i = 0; i < inputs_.size(); ++i)
+      if (region_->written[i] && inputs_[i].storage == storage) return true;
+    return false;
+  }
+  bool reads(std::uint32_t storage) const {
+    return std::ranges::any_of(inputs_, [&](const TracedTensor& t) { return t.storage == storage; });
+  }
+
+  std::optional<Joining> look_at(const TracedOp& traced) const {
+    const TracedTensor& out = traced.out[0];
+    const bool writes = traced.op->writes(0);
+    Joining joining;
+    if (ops::row_sum(*traced.op, traced.in[0].layout.shape, traced.in[0].dtype)) {
+      // Each row of the space is one that is summed.
+      const Shape& summed = traced.in[0].layout.shape;
+      if (summed.numel() != region_->space.shape.numel() || summed.back() != region_->space.columns())
+        return {};
+      joining.lies = Lies::row;
+      if (!add_operand(traced.in[0], summed, false, joining)) return {};
+    } else {
+      if (!ops::joins_regions(*traced.op, device_.type)) return {};
+      const std::optional<Lies> lies = ops::lies_over(region_->space, out.layout, out.layout.shape);
+      if (lies != Lies::full && lies != Lies::row) return {};
+      if (*lies == Lies::row && region_->space.columns() > ops::most_columns) return {};
+      joining.lies = *lies;
+      for (std::size_t k = 0; k < traced.in.size(); ++k)
+        if (!add_operand(traced.in[k], out.layout.shape, writes && k == 0, joining)) return {};
+    }
+    if (!writes && (!is_dense(out.layout) || trace_.storages[out.storage].maker != traced_index(traced) ||
+                    trace_.storages[out.storage].outside))
+      return {};
+    return joining;
+  }
+  std::uint32_t traced_index(const TracedOp& traced) const {
+    return static_cast<std::uint32_t>(&traced - trace_.ops.data());
+  }
+
+  bool add_operand(const TracedTensor& t, const Shape& shape, bool written, Joining& joining) const {
+    if (t.storage == TracedTensor::none) return false;
+    const std::optional<Lies> lies = ops::lies_over(region_->space, t.layout, shape);
+    if (!lies || (written && *lies != joining.lies)) return false;
+    if (const auto known = made_.find(t.storage); known != made_.end()) {
+      const Member& maker = members_[known->second];
+      const bool one_row = maker.lies == Lies::row && region_->space.rows() == 1 && *lies == Lies::number;
+      if ((*lies != maker.lies && !one_row) || t.layout.offset != 0 ||
+          t.dtype != trace_.ops[maker.op].out[0].dtype)
+        return false;
+      joining.in.push_back({true, known->second, t.layout});
+      return true;
+    }
+    for (std::size_t i = 0; i < inputs_.size() + joining.inputs.size(); ++i) {
+      const bool is_new = i >= inputs_.size();
+      const TracedTensor& other = is_new ? joining.inputs[i - inputs_.size()] : inputs_[i];
+      if (other.storage != t.storage) continue;
+      if (same_value(other, t)) {
+        joining.in.push_back({false, i, t.layout});
+        joining.lies_of.emplace_back(i, *lies);
+        const bool is_written = written || (!is_new && region_->written[i]);
+        return !is_written || (stands_alone(i, joining) && lies_so(i, *lies, joining));
+      }
+      // Of two views of one memory neither may be written.
+      if (written || (!is_new && region_->written[i])) return false;
+    }
+    joining.in.push_back({false, inputs_.size() + joining.inputs.size(), t.layout});
+    joining.lies_of.emplace_back(inputs_.size() + joining.inputs.size(), *lies);
+    joining.inputs.push_back(t);
+    return true;
+  }
+  /// Whether all members have element i of the input at one place of the space.
+  bool lies_so(std::size_t i, Lies lies, const Joining& joining) const {
+    if (i < inputs_.size() && std::ranges::any_of(lies_[i], [&](Lies other) { return other != lies; }))
+      return false;
+    return std::ranges::all_of(joining.lies_of,
+                               [&](const auto& use) { return use.first != i || use.second == lies; });
+  }
+  /// Whether no other input lies in the memory of this one.
+  bool stands_alone(std::size_t i, const Joining& joining) const {
+    const auto all = [&](std::size_t k) -> const TracedTensor& {
+      return k < inputs_.size() ? inputs_[k] : joining.inputs[k - inputs_.size()];
+    };
+    for (std::size_t k = 0; k < inputs_.size() + joining.inputs.size(); ++k)
+      if (k != i && all(k).storage == all(i).storage) return false;
+    return true;
+  }
+
+  template <class F>
+  TracedOp fused(const F& is_given) {
+    const auto inputs = static_cast<std::uint32_t>(inputs_.size());
+    const auto number_of = [&](const Value& v) {
+      return static_cast<std::uint32_t>(v.made ? inputs + v.number : v.number);
+    };
+    const TracedOp& at = trace_.ops[asking_.value_or(members_.back().op)];
+    TracedOp traced{{}, inputs_, {}, false, at.precision, at.recorded, at.place};
+    for (std::size_t i = 0; i < inputs_.size(); ++i)
+      if (region_->written[i]) traced.out.push_back(inputs_[i]);
+    for (std::size_t m = 0; m < members_.size(); ++m) {
+      const TracedOp& own = trace_.ops[members_[m].op];
+      const TracedTensor& out = own.out[0];
+      Region::Member& member = region_->members.emplace_back();
+      member.op = own.op;
+      member.result = {out.layout.shape, out.dtype, device_};
+      for (const Value& v : members_[m].in) member.in.push_back({number_of(v), v.layout});
+      if (own.op->writes(0) || !is_given(out.storage)) continue;
+      region_->results.push_back(inputs + static_cast<std::uint32_t>(m));
+      traced.out.push_back(out);
+    }
+    traced.op = make_ref<const OpModel<ops::FusedRegion>>(ops::FusedRegion{region_});
+    return traced;
+  }
+
+  const Trace& trace_;
+  Device device_;
+  std::shared_ptr<Region> region_ = std::make_shared<Region>();
+  std::vector<TracedTensor> inputs_;
+  std::vector<std::vector<Lies>> lies_;  // by input: how members read it
+  std::vector<Member> members_;
+  std::unordered_map<std::uint32_t, std::size_t> made_;  // storages, by the member that made them
+  std::vector<std::size_t> views_;
+  std::optional<std::size_t> asking_;  // the op that asks an owner
+};
+
+class Fusing {
+ public:
+  explicit Fusing(Recorded program) : program_(std::move(program)), uses_(program_.trace.storages.size()) {
+    for (const TracedOp& traced : ops())
+      if (!traced.op->is_view()) each_tensor_of(traced, [&](const TracedTensor& t) { ++uses_[t.storage]; });
+    for (const TracedTensor& t : program_.outputs) ++uses_[t.storage];
+    if (program_.cut)
+      for (const auto& [storage, number] : program_.cut->made) ++uses_[storage];
+    for (const Effect& effect : program_.effects) effects_.push_back(effect.before);
+    std::ranges::sort(effects_);
+  }
+
+  Recorded run() {
+    std::vector<std::size_t> place;
+    for (std::size_t i = 0; i < ops().size(); ++i) {
+      if (std::ranges::binary_search(effects_, i)) end_all();
+      while (!growing_.empty() && growing_.front().last() + patience < i) end(growing_.begin());
+      place.push_back(done_.size());
+      add(i);
+    }
+    end_all();
+    place.push_back(done_.size());
+    replace_ops(program_, std::move(done_), place);
+    return std::move(program_);
+  }
+
+ private:
+  const std::vector<TracedOp>& ops() const { return program_.trace.ops; }
+
+  void add(std::size_t i) {
+    const TracedOp& traced = ops()[i];
+    if (traced.op->is_view()) {
+      const auto its =
+          std::ranges::find_if(growing_, [&](const Growing& g) { return g.makes(traced.in[0].storage); });
+      if (its != growing_.end()) return its->add_view(i);
+      return done_.push_back(traced);
+    }
+    if (traced.op->call_among_ranks() != nullptr) end_all();
+    const bool may_join = traced.out.size() == 1 && !traced.in.empty() && !traced.once &&
+                          traced.op->call_among_ranks() == nullptr;
+    if (may_join && joined(i)) return;
+    end_before(traced, growing_.end());
+    if (!may_join || !begun(i)) done_.push_back(traced);
+  }
+  /// Ends the regions that may not run behind the op, but for the one that took it. Owners hear who asks in
+  /// the order of the step.
+  void end_before(const TracedOp& traced, std::list<Growing>::iterator but) {
+    const bool asks = asks_owner(traced, program_.trace);
+    for (auto its = growing_.begin(); its != growing_.end();) {
+      const auto region = its++;
+      if (region != but && (region->conflicts(traced) || (asks && region->asks()))) end(region);
+    }
+  }
+
+  /// Whether a region took op `i`.
+  bool joined(std::size_t i) {
+    for (auto region = growing_.end(); region != growing_.begin();) {
+      if (!(--region)->take(i)) continue;
+      end_before(ops()[i], region);
+      growing_.splice(growing_.end(), growing_, region);  // in the order of their last members
+      return true;
+    }
+    return false;
+  }
+  bool begun(std::size_t i) {
+    const TracedOp& traced = ops()[i];
+    const bool sums = ops::row_sum(*traced.op, traced.in[0].layout.shape, traced.in[0].dtype) != nullptr;
+    const Shape& shape = sums ? traced.in[0].layout.shape : traced.out[0].layout.shape;
+    if (shape.numel() == 0) return false;
+    Growing region(program_.trace, shape, program_.trace.storages[traced.out[0].storage].device);
+    if (!region.take(i)) return false;
+    growing_.push_back(std::move(region));
+    return true;
+  }
+
+  void end(std::list<Growing>::iterator region) {
+    region->put(done_, [&](std::uint32_t storage, std::size_t uses) { return uses_[storage] > uses; });
+    growing_.erase(region);
+  }
+  void end_all() {
+    while (!growing_.empty()) end(growing_.begin());
+  }
+
+  Recorded program_;
+  std::vector<std::size_t> uses_;  // by storage: of ops, and of who has it after the program
+  std::vector<std::size_t> effects_;
+  std::list<Growing> growing_;
+  std::vector<TracedOp> done_;
+};
+
+}  // namespace
+
+Recorded fuse(Recorded program) { return Fusing(std::move(program)).run(); }
+
+}  // namespace sherd

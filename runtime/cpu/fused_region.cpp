@@ -1,0 +1,152 @@
+// Fused regions, tile by tile.
+#include "runtime/ops/fused_region.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "runtime/cpu/region_plan.h"
+#include "runtime/cpu/row_copy.h"
+#include "runtime/cpu/scratch.h"
+#include "runtime/error.h"
+#include "runtime/ops/copy.h"
+#include "runtime/parallel.h"
+
+namespace sherd::cpu {
+namespace {
+
+using ops::Lies;
+using Instruction = TileInstruction;
+
+constexpr std::int64_t elements_per_task = 16384;
+
+/// A tile under way: `rows` rows from `row`, of each `columns` from `column`.
+class RegionTile {
+ public:
+  RegionTile(const RegionPlan& plan, std::byte* const* tensors, std::byte* room, std::int64_t number)
+      : plan_(plan), tensors_(tensors), room_(room) {
+    const std::int64_t across = (plan.columns + plan.tile_columns - 1) / plan.tile_columns;
+    row_ = number / across * plan.tile_rows;
+    column_ = number % across * plan.tile_columns;
+    rows_ = std::min(plan.tile_rows, plan.rows - row_);
+    columns_ = std::min(plan.tile_columns, plan.columns - column_);
+  }
+
+  void run() const {
+    for (const Instruction& step : plan_.instructions) switch (step.does) {
+        case Instruction::Does::loop:
+          run_loop(step);
+          break;
+        case Instruction::Does::spread:
+          run_spread(step);
+          break;
+        case Instruction::Does::sum:
+          for (std::int64_t r = 0; r < rows_; ++r)
+            step.sum(at(step.places[1], r), columns_, step.divisor, at(step.places[0], r));
+          break;
+      }
+  }
+
+ private:
+  /// Of the place, what belongs to row `r` of the tile.
+  std::byte* at(std::uint32_t number, std::int64_t r) const {
+    const TilePlace& place = plan_.places[number];
+    std::int64_t element = 0;
+    switch (place.lies) {
+      case Lies::full:
+        element = place.tensor ? (row_ + r) * plan_.columns + column_ : r * columns_;
+        break;
+      case Lies::row:
+        element = place.tensor ? row_ + r : r;
+        break;
+      case Lies::column:
+        element = place.tensor ? column_ : 0;
+        break;
+      case Lies::number:
+        break;
+      case Lies::apart:
+        element = column_ * place.step;
+        for (std::int64_t rest = row_ + r, d = std::ssize(place.rows); d-- > 0;) {
+          const auto& [size, step] = place.rows[static_cast<std::size_t>(d)];
+          element += rest % size * step;
+          rest /= size;
+        }
+        break;
+    }
+    return (place.tensor ? tensors_[*place.tensor] : room_ + place.offset) + element * place.size;
+  }
+
+  void run_loop(const Instruction& step) const {
+    std::byte* given[sherd::detail::Operands::most];
+    const std::int64_t calls = step.by_row ? rows_ : 1;
+    const std::int64_t n = step.by_row || step.over == Lies::column ? columns_
+                           : step.over == Lies::full                ? rows_ * columns_
+                           : step.over == Lies::row                 ? rows_
+                                                                    : 1;
+    for (std::int64_t r = 0; r < calls; ++r) {
+      for (int k = 0; k < step.count; ++k) given[k] = at(step.places[static_cast<std::size_t>(k)], r);
+      step.row(step.functor.data(), n, given, step.steps.data());
+    }
+  }
+
+  void run_spread(const Instruction& step) const {
+    const std::int64_t size = plan_.places[step.places[0]].size;
+    if (step.over == Lies::row)
+      return copy_elements(size, at(step.places[1], 0), 0, at(step.places[0], 0), 1, rows_);
+    for (std::int64_t r = 0; r < rows_; ++r)
+      copy_elements(size, at(step.places[1], r), step.steps[1], at(step.places[0], r), 1, columns_);
+  }
+
+  const RegionPlan& plan_;
+  std::byte* const* tensors_;
+  std::byte* room_;
+  std::int64_t row_, rows_, column_, columns_;
+};
+
+std::shared_ptr<const RegionPlan> plan_of(const ops::Region& region) {
+  if (const auto known = region.plan.load(std::memory_order_acquire))
+    return std::static_pointer_cast<const RegionPlan>(known);
+  const auto made = std::make_shared<const RegionPlan>(region);
+  region.plan.store(made, std::memory_order_release);
+  return made;
+}
+
+bool lies_as_planned(const ops::Region& region, Inputs in, Outputs out) {
+  for (std::size_t i = 0; i < in.size(); ++i)
+    if (in[i].strides() != region.inputs[i].second.strides) return false;
+  return std::ranges::all_of(out.begin() + std::ranges::count(region.written, true), out.end(),
+                             [](const Tensor& t) { return t.is_contiguous(); });
+}
+
+void fused_region(const ops::FusedRegion& op, Inputs in, Outputs out) {
+  if (op.region->space.shape.numel() == 0 || !lies_as_planned(*op.region, in, out)) return op.run(in, out);
+  const std::shared_ptr<const RegionPlan> plan = plan_of(*op.region);
+  InlineVec<std::byte*, 16> tensors;
+  for (const Tensor& t : in) tensors.push_back(t.raw());
+  for (const Tensor& t : out) tensors.push_back(t.raw());
+  const std::int64_t across = (plan->columns + plan->tile_columns - 1) / plan->tile_columns;
+  const std::int64_t tiles = (plan->rows + plan->tile_rows - 1) / plan->tile_rows * across;
+  const std::int64_t grain =
+      std::max<std::int64_t>(1, elements_per_task / (plan->tile_rows * plan->tile_columns));
+  parallel_for(tiles, grain, [&](std::int64_t begin, std::int64_t end) {
+    const Scratch<std::byte> room = scratch<std::byte>(plan->bytes);
+    check<OutOfMemoryError>(room != nullptr || plan->bytes == 0, "fused: no memory for {} bytes of a tile",
+                            plan->bytes);
+    for (std::int64_t tile = begin; tile < end; ++tile)
+      RegionTile(*plan, tensors.begin(), room.get(), tile).run();
+  });
+}
+
+bool is_member(const AnyOp& op) {
+  const KernelRow* const row = &op.kernels();
+  return sherd::detail::loop_of(*row) != nullptr || row == &kernel_row<ops::Cast>() ||
+         row == &kernel_row<ops::Clone>();
+}
+
+}  // namespace
+
+void add_fused_region() {
+  add_kernel<fused_region>(DeviceType::cpu);
+  ops::set_members(DeviceType::cpu, is_member);
+}
+
+}  // namespace sherd::cpu

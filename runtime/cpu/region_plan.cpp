@@ -1,0 +1,292 @@
+#include "runtime/cpu/region_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "runtime/cpu/copy.h"
+#include "runtime/error.h"
+#include "runtime/ops/copy.h"
+
+namespace sherd::cpu {
+namespace {
+
+using ops::Lies;
+using ops::Region;
+using sherd::detail::Loop;
+using Instruction = TileInstruction;
+
+constexpr std::int64_t tile_elements = 1024;
+constexpr std::int64_t short_row = 64;  // calls for each would cost more than what they compute
+
+bool is_half(DType d) { return d == DType::f16 || d == DType::bf16; }
+
+class KeepsLoop final : public sherd::detail::LoopTaker {
+ public:
+  explicit KeepsLoop(Instruction& to) : to_(to) {}
+  void take(const Loop& loop, const void* functor, std::size_t bytes) const override {
+    check<InternalError>(bytes > 0 && bytes <= to_.functor.size(),
+                         "fused: a functor of {} bytes is no member", bytes);
+    std::copy_n(static_cast<const std::byte*>(functor), bytes, to_.functor.begin());
+    to_.row = loop.row;
+    numbers = loop.numbers;
+    in_f32 = loop.in_f32;
+  }
+  mutable Mask numbers = 0;
+  mutable bool in_f32 = false;
+
+ private:
+  Instruction& to_;
+};
+
+class Planning {
+ public:
+  Planning(const Region& region, RegionPlan& plan)
+      : region_(region), plan_(plan), short_rows_(region.space.columns() < short_row) {
+    plan_.rows = region.space.rows();
+    plan_.columns = region.space.columns();
+    for (const auto& [dtype, layout] : region.inputs) dtypes_.push_back(dtype);
+    values_.resize(region.inputs.size());
+  }
+
+  void run() {
+    for (const Region::Member& member : region_.members) add(member);
+    choose_tiles();
+    place_buffers();
+  }
+
+ private:
+  std::uint32_t add_place(TilePlace place, DType dtype) {
+    place.size = size_of(dtype);
+    plan_.places.push_back(std::move(place));
+    place_dtypes_.push_back(dtype);
+    return static_cast<std::uint32_t>(plan_.places.size() - 1);
+  }
+  std::uint32_t add_buffer(Lies lies, DType dtype) { return add_place({lies, 0, {}}, dtype); }
+  Lies lies(std::uint32_t place) const { return plan_.places[place].lies; }
+
+  /// An input as it lies in this call.
+  std::uint32_t place_of_input(std::uint32_t input, const Layout& layout, const Shape& shape) {
+    const Lies how = ops::lies_over(region_.space, layout, shape).value();
+    const auto [known, is_new] = inputs_.try_emplace({input, how}, 0);
+    if (!is_new) return known->second;
+    TilePlace place{how, 0, input};
+    if (how == Lies::apart) {
+      const int extra = shape.rank() - layout.shape.rank();
+      for (int d = 0; d < shape.rank(); ++d) {
+        const std::int64_t step = d < extra || layout.shape[d - extra] == 1 ? 0 : layout.strides[d - extra];
+        if (d + 1 == shape.rank())
+          place.step = step;
+        else if (!place.rows.empty() && place.rows.back().second == step * shape[d])
+          place.rows.back() = {place.rows.back().first * shape[d], step};
+        else
+          place.rows.emplace_back(shape[d], step);
+      }
+    }
+    return known->second = add_place(std::move(place), dtypes_[input]);
+  }
+  std::uint32_t place_of(const Region::Operand& operand, const Shape& shape) {
+    if (operand.value < region_.inputs.size())
+      return place_of_input(operand.value, region_.inputs[operand.value].second, shape);
+    return values_[operand.value].value();
+  }
+
+  /// Where a member's result goes.
+  std::uint32_t place_of_result(const Region::Member& member, Lies over, std::uint32_t first) {
+    if (member.writes()) return first;
+    const auto number = static_cast<std::uint32_t>(values_.size());
+    const auto result = std::ranges::find(region_.results, number);
+    if (result == region_.results.end()) return add_buffer(over, member.result.dtype);
+    const auto written = static_cast<std::uint32_t>(std::ranges::count(region_.written, true));
+    const auto tensor = static_cast<std::uint32_t>(region_.inputs.size()) + written +
+                        static_cast<std::uint32_t>(result - region_.results.begin());
+    return add_place({over, 0, tensor}, member.result.dtype);
+  }
+
+  /// The elements of `place` as those of another dtype.
+  void convert(std::uint32_t from, std::uint32_t to) {
+    Instruction& step = plan_.instructions.emplace_back();
+    step.row = conversion(place_dtypes_[from], place_dtypes_[to]);
+    step.over = lies(to);
+    step.by_row = lies(from) != lies(to);  // of one that lies apart
+    step.count = 2;
+    step.places = {to, from};
+    step.steps = {1, 1};
+  }
+  std::uint32_t widened(std::uint32_t place) {
+    if (lies(place) == Lies::apart && plan_.places[place].step != 1) place = spread(place, Lies::full);
+    const auto [known, is_new] = derived_.try_emplace({place, Derived::wide}, 0);
+    if (!is_new) return known->second;
+    const std::uint32_t wide = add_buffer(lies(place) == Lies::apart ? Lies::full : lies(place), DType::f32);
+    derived_[{place, Derived::wide}] = wide;
+    convert(place, wide);
+    return wide;
+  }
+  /// With an element for each of the tile, or each row of it.
+  std::uint32_t spread(std::uint32_t place, Lies over) {
+    const Derived how = over == Lies::full ? Derived::full : Derived::rows;
+    const auto [known, is_new] = derived_.try_emplace({place, how}, 0);
+    if (!is_new) return known->second;
+    const std::uint32_t to = add_buffer(over, place_dtypes_[place]);
+    derived_[{place, how}] = to;
+    Instruction& step = plan_.instructions.emplace_back();
+    step.does = Instruction::Does::spread;
+    step.over = over;
+    step.count = 2;
+    step.places = {to, place};
+    step.steps = {1, lies(place) == Lies::column  ? 1
+                     : lies(place) == Lies::apart ? plan_.places[place].step
+                                                  : 0};
+    return to;
+  }
+
+  void add(const Region::Member& member) {
+    const Shape& shape = member.result.shape;
+    if (const ops::Sum* sum = ops::row_sum(*member.op, member.in[0].layout.shape, dtype_of(member.in[0])))
+      return add_sum(member, *sum);
+    std::vector<std::uint32_t> in;
+    for (const Region::Operand& operand : member.in) in.push_back(place_of(operand, shape));
+    const Lies over = shape.numel() == region_.space.shape.numel() ? Lies::full : Lies::row;
+    const std::uint32_t out = place_of_result(member, over, in[0]);
+    rows_ = rows_ || over == Lies::row;
+    if (&member.op->kernels() == &kernel_row<ops::Cast>() ||
+        &member.op->kernels() == &kernel_row<ops::Clone>()) {
+      const bool fits = lies(in[0]) == over || (lies(in[0]) == Lies::apart && plan_.places[in[0]].step == 1);
+      convert(fits ? in[0] : spread(in[0], over), out);
+      look_at_rows(plan_.instructions.back());
+    } else {
+      add_loop(member, over, std::move(in), out);
+    }
+    if (member.writes()) std::erase_if(derived_, [&](const auto& entry) { return entry.first.first == out; });
+    dtypes_.push_back(member.result.dtype);
+    values_.emplace_back(out);
+  }
+  DType dtype_of(const Region::Operand& operand) const { return dtypes_[operand.value]; }
+
+  void add_loop(const Region::Member& member, Lies over, std::vector<std::uint32_t> in, std::uint32_t out) {
+    Instruction step;
+    const KeepsLoop keeps(step);
+    sherd::detail::loop_of(member.op->kernels())(member.op->value(), dtype_of(member.in.back()), keeps);
+    if (keeps.in_f32)
+      for (std::uint32_t& place : in)
+        if (is_half(place_dtypes_[place])) place = widened(place);
+    step.over = over;
+    step.count = static_cast<int>(in.size()) + 1;
+    bool has_number = false;
+    for (std::size_t k = 0; k < in.size(); ++k) {
+      const Lies how = lies(in[k]);
+      step.steps[k + 1] = 1;
+      if (how == over) continue;
+      const bool repeats = how == Lies::number || (how == Lies::row && !short_rows_);
+      if (repeats && !has_number && has(keeps.numbers, k + 1)) {
+        has_number = true;
+        step.steps[k + 1] = 0;
+      } else if (repeats || short_rows_ || (how == Lies::apart && plan_.places[in[k]].step != 1)) {
+        in[k] = spread(in[k], over);
+      }
+    }
+    const bool wide = keeps.in_f32 && is_half(place_dtypes_[out]);
+    step.places[0] = wide ? add_buffer(over, DType::f32) : out;
+    std::ranges::copy(in, step.places.begin() + 1);
+    look_at_rows(step);
+    plan_.instructions.push_back(step);
+    if (wide) convert(step.places[0], out);
+  }
+
+  /// Whether a loop wants a call for each row.
+  void look_at_rows(Instruction& step) const {
+    for (int k = 1; k < step.count; ++k) {
+      const Lies how = lies(step.places[static_cast<std::size_t>(k)]);
+      step.by_row = step.by_row || (how != step.over && how != Lies::number);
+    }
+  }
+
+  void add_sum(const Region::Member& member, const ops::Sum& sum) {
+    rows_ = true;
+    std::uint32_t in = place_of(member.in[0], member.in[0].layout.shape);
+    if (lies(in) != Lies::full) in = spread(in, Lies::full);
+    const std::uint32_t out = place_of_result(member, Lies::row, in);
+    Instruction& step = plan_.instructions.emplace_back();
+    step.does = Instruction::Does::sum;
+    step.over = Lies::row;
+    step.sum = sum_of_row(place_dtypes_[in]);
+    step.divisor = sum.mean ? static_cast<double>(plan_.columns) : 1;
+    step.count = 2;
+    step.places = {out, in};
+    dtypes_.push_back(member.result.dtype);
+    values_.emplace_back(out);
+  }
+
+  void choose_tiles() {
+    const auto flat = [](const TilePlace& place) {
+      return place.lies == Lies::full || place.lies == Lies::number;
+    };
+    if (std::ranges::all_of(plan_.places, flat)) {
+      plan_.columns *= std::exchange(plan_.rows, 1);
+      plan_.tile_rows = 1;
+      plan_.tile_columns = std::min(plan_.columns, tile_elements);
+      return;
+    }
+    plan_.tile_columns = rows_ ? plan_.columns : std::min(plan_.columns, tile_elements);
+    plan_.tile_rows = std::clamp<std::int64_t>(tile_elements / plan_.columns, 1, plan_.rows);
+  }
+
+  std::int64_t bytes_of(const TilePlace& place) const {
+    const std::int64_t count = place.lies == Lies::full     ? plan_.tile_rows * plan_.tile_columns
+                               : place.lies == Lies::row    ? plan_.tile_rows
+                               : place.lies == Lies::column ? plan_.tile_columns
+                                                            : 1;
+    constexpr std::int64_t line = 64;
+    return (count * place.size + line - 1) / line * line;
+  }
+
+  /// Buffers take the bytes of those that were used for the last time.
+  void place_buffers() {
+    std::vector<std::size_t> last(plan_.places.size());
+    for (std::size_t i = 0; i < plan_.instructions.size(); ++i)
+      for (int k = 0; k < plan_.instructions[i].count; ++k) last[place_at(i, k)] = i;
+    std::vector<bool> placed(plan_.places.size());
+    std::multimap<std::int64_t, std::int64_t> free;  // bytes, offset
+    for (std::size_t i = 0; i < plan_.instructions.size(); ++i) {
+      const std::uint32_t out = place_at(i, 0);
+      TilePlace& place = plan_.places[out];
+      if (!place.tensor && !placed[out]) {
+        placed[out] = true;
+        const std::int64_t bytes = bytes_of(place);
+        if (const auto its = free.find(bytes); its != free.end()) {
+          place.offset = its->second;
+          free.erase(its);
+        } else {
+          place.offset = std::exchange(plan_.bytes, plan_.bytes + bytes);
+        }
+      }
+      for (int k = 0; k < plan_.instructions[i].count; ++k) {
+        const std::uint32_t used = place_at(i, k);
+        if (plan_.places[used].tensor || last[used] != i || !placed[used]) continue;
+        free.emplace(bytes_of(plan_.places[used]), plan_.places[used].offset);
+        placed[used] = false;  // an operand may stand there twice
+      }
+    }
+  }
+  std::uint32_t place_at(std::size_t i, int k) const {
+    return plan_.instructions[i].places[static_cast<std::size_t>(k)];
+  }
+
+  /// What is made of a place for loops that want it otherwise.
+  enum class Derived : std::uint8_t { wide, full, rows };
+
+  const Region& region_;
+  RegionPlan& plan_;
+  bool short_rows_, rows_ = false;                    // a member computes one element a row
+  std::vector<DType> dtypes_;                         // of values
+  std::vector<std::optional<std::uint32_t>> values_;  // places
+  std::vector<DType> place_dtypes_;
+  std::map<std::pair<std::uint32_t, Lies>, std::uint32_t> inputs_;
+  std::map<std::pair<std::uint32_t, Derived>, std::uint32_t> derived_;
+};
+
+}  // namespace
+
+RegionPlan::RegionPlan(const ops::Region& region) { Planning(region, *this).run(); }
+
+}  // namespace sherd::cpu

@@ -1,0 +1,52 @@
+// How a fused region runs on the CPU: instructions over tiles, whose values stay in the nearest caches.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "runtime/cpu/operands.h"
+#include "runtime/cpu/row_sum.h"
+#include "runtime/ops/fused_region.h"
+
+namespace sherd::cpu {
+
+/// Where the part of a value that a tile needs is found: in a tensor of the call, or in a buffer of the tile.
+struct TilePlace {
+  ops::Lies lies;
+  std::int64_t size;                    ///< bytes of an element
+  std::optional<std::uint32_t> tensor;  ///< of the inputs, then the outputs
+  std::int64_t offset = 0;              ///< of a buffer, in the tile's memory
+  std::vector<std::pair<std::int64_t, std::int64_t>>
+      rows{};             ///< of `apart`: sizes and steps, the outermost first
+  std::int64_t step = 1;  ///< of `apart`, from column to column
+};
+
+/// One loop of a tile.
+struct TileInstruction {
+  enum class Does : std::uint8_t { loop, spread, sum } does = Does::loop;
+  ops::Lies over =
+      ops::Lies::full;  ///< what its result is for: each element, row or column of the tile, or one
+  bool by_row = false;  ///< a call for each row of the tile
+  sherd::detail::Row row = nullptr;
+  SumOfRow sum = nullptr;
+  double divisor = 1;
+  alignas(16) std::array<std::byte, sherd::detail::largest_functor> functor{};
+  int count = 0;  ///< of operands, the result first
+  std::array<std::uint32_t, sherd::detail::Operands::most> places{};
+  std::array<std::int64_t, sherd::detail::Operands::most> steps{};  ///< as `Row` takes them
+};
+
+struct RegionPlan {
+  std::int64_t rows = 0, columns = 0;            ///< of the space, or all of it as one row
+  std::int64_t tile_rows = 0, tile_columns = 0;  ///< several rows only where they are whole
+  std::int64_t bytes = 0;                        ///< of a tile's memory
+  std::vector<TilePlace> places;
+  std::vector<TileInstruction> instructions;
+
+  explicit RegionPlan(const ops::Region& region);
+};
+
+}  // namespace sherd::cpu

@@ -1,0 +1,96 @@
+// Several ops over one space of rows and columns as one op, which passes make of them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "runtime/op.h"
+#include "runtime/ops/sum.h"
+
+namespace sherd::ops {
+
+/// The elements of one tensor, as the rows of its last axis. What an op of a region computes is such a
+/// tensor, or one element a row.
+struct RowSpace {
+  Shape shape;
+
+  std::int64_t columns() const { return shape.empty() ? 1 : shape.back(); }
+  std::int64_t rows() const { return columns() == 0 ? 0 : shape.numel() / columns(); }
+  bool operator==(const RowSpace&) const = default;
+};
+
+/// How a tensor lies over a space: an element for each of it, one behind another; for each row; for each
+/// column; one for all; or `apart`, otherwise, read as of the space's very shape.
+enum class Lies : std::uint8_t { full, row, column, number, apart };
+
+/// How a tensor of this layout lies over the space in a call whose result has `shape`, to which it is
+/// broadcast; none where element i of the call is not element i, or row i, of the space.
+SHERD_API std::optional<Lies> lies_over(const RowSpace& space, const Layout& layout, const Shape& shape);
+
+/// Sums over more columns are no members of a region: `Sum` adds them up in several parts.
+inline constexpr std::int64_t most_columns = 1 << 14;
+
+/// Whether an op computes each element of its result from one of each input, by code that regions on a device
+/// of this type may have among others.
+using IsMember = bool (*)(const AnyOp& op);
+SHERD_API bool joins_regions(const AnyOp& op, DeviceType device);
+/// A back end that has a kernel for regions says so.
+SHERD_API void set_members(DeviceType device, IsMember is_member);
+/// What an elementwise op costs beside reading and writing: as good as nothing, or as much.
+enum class Effort : std::uint8_t { light, heavy };
+/// Of an elementwise op or a cast; none of others, and of those that nobody told of.
+SHERD_API std::optional<Effort> effort_of(const AnyOp& op);
+SHERD_API void set_effort(const KernelRow& row, Effort effort);
+/// The op, if it sums the rows of a tensor of that shape, or takes their means, as a member of a region may.
+SHERD_API const Sum* row_sum(const AnyOp& op, const Shape& shape, DType dtype);
+
+/// What a region consists of. Its values are numbered: its inputs, then what each member gives.
+struct Region {
+  struct Operand {
+    std::uint32_t value;
+    Layout layout;  ///< in the value's memory, of a value that a member made; inputs have their own
+  };
+  struct Member {
+    Ref<const AnyOp> op;
+    std::vector<Operand> in;
+    Spec result;  ///< dense; of one that writes, that of the first operand, in whose memory it is
+    bool writes() const { return op->writes(0); }
+  };
+  RowSpace space;
+  std::vector<std::pair<DType, Layout>> inputs{};
+  std::vector<bool> written{};  ///< by input: a member writes it
+  std::vector<Member> members{};
+  std::vector<std::uint32_t> results{};  ///< values whose memory is given, beside the written inputs
+
+  bool operator==(const Region& other) const;
+  std::string text() const;
+  /// Of the results that nobody stores.
+  std::int64_t bytes_saved() const;
+  mutable std::atomic<std::shared_ptr<const void>>
+      plan{};  ///< a kernel's own; the tensors of a region are on one device
+};
+
+/// The members of a region in turn. Outputs: the written inputs, then the region's results.
+struct FusedRegion {
+  static constexpr std::string_view name = "fused";
+  static constexpr Arity arity = Arity::at_least(0);
+  static constexpr bool differentiable = false;
+  static constexpr bool orders_overlap = true;
+  std::shared_ptr<const Region> region;
+
+  bool writes(std::size_t i) const { return region->written[i]; }
+  Specs infer(SpecSpan in) const;
+  void run(Inputs in, Outputs out) const;
+  void fields(auto&& on) const { on("ops", region->text()); }
+  bool operator==(const FusedRegion& other) const {
+    return region == other.region || *region == *other.region;
+  }
+};
+
+/// The region of such an op; null for others.
+SHERD_API const Region* region_of(const AnyOp& op);
+
+}  // namespace sherd::ops

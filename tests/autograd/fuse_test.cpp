@@ -1,0 +1,403 @@
+// Fused regions: one op, to the bit what its members give one after the other, whatever lies how.
+#include <algorithm>
+#include <random>
+#include <sstream>
+
+#include "autograd/capture/effects.h"
+#include "autograd/capture/passes/fuse.h"
+#include "autograd/capture/program.h"
+#include "autograd/compile.h"
+#include "runtime/apply.h"
+#include "runtime/ops.h"
+#include "runtime/ops/fused_region.h"
+#include "runtime/ops/listing.h"
+#include "tests/autograd/random_step.h"
+#include "tests/catch.h"
+#include "tests/runtime/op_cases.h"
+
+using namespace sherd;
+using namespace sherd::test;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+Recorded heard(const Step& step, const std::vector<Tensor>& in) {
+  std::vector<Tensor> outputs;
+  return record(step, in, outputs);
+}
+Program::Impl fused(const Step& step, const std::vector<Tensor>& in) {
+  const NoGrad guard;
+  return {fuse(heard(step, in)), {}};
+}
+
+/// Members of each region of a program.
+std::vector<std::size_t> regions(const Program::Impl& program) {
+  std::vector<std::size_t> sizes;
+  for (const Program::Impl::Step& step : program.steps)
+    if (const ops::Region* region = ops::region_of(*step.op)) sizes.push_back(region->members.size());
+  return sizes;
+}
+
+std::vector<Tensor> copies(std::span<const Tensor> of) {
+  std::vector<Tensor> all;
+  for (const Tensor& t : of) {
+    const Tensor copy(
+        make_ref<TensorImpl>(Storage::allocate(t.device(), t.storage().bytes()), t.layout(), t.dtype()));
+    copy_(copy, t);
+    all.push_back(copy);
+  }
+  return all;
+}
+
+/// The step's program with regions gives the step's bits, and writes what it writes.
+void check_bits(const Step& step, const std::vector<Tensor>& in, Program::Impl& program) {
+  const NoGrad guard;
+  const std::vector<Tensor> eager_in = copies(in), fused_in = copies(in);
+  std::vector<Tensor> expected = step(eager_in), got = program.replay(fused_in);
+  expected.insert(expected.end(), eager_in.begin(), eager_in.end());
+  got.insert(got.end(), fused_in.begin(), fused_in.end());
+  REQUIRE(got.size() == expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    INFO("result " << i);
+    CHECK(same_bits(got[i], expected[i]));
+  }
+}
+void check_bits(const Step& step, const std::vector<Tensor>& in) {
+  Program::Impl program = fused(step, in);
+  INFO(program.text());
+  check_bits(step, in, program);
+}
+
+/// A tensor of these numbers that lies otherwise than its shape says.
+Tensor apart(const Tensor& t, int how) {
+  switch (how % 3) {
+    case 0:
+      return t;
+    case 1: {  // part of wider rows
+      Shape wide = t.shape();
+      wide[t.rank() - 1] += 3;
+      const Tensor all = zeros(wide, {t.dtype()}), part = narrow(all, -1, 1, t.shape().back());
+      copy_(part, t);
+      return part;
+    }
+    default: {
+      const Tensor turned = transpose(contiguous(transpose(t, 0, 1)), 0, 1);
+      return turned;
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("fuse: ops over one space run as one, and nobody stores what nobody else reads") {
+  const Step step = [](std::span<const Tensor> in) {
+    const Tensor scaled = mul(in[0], rsqrt(add(mean(square(in[0]), {-1}, Keep::dims), 1e-5)));
+    return std::vector<Tensor>{add(silu(mul(scaled, in[1])), in[0])};
+  };
+  const Program::Impl program = fused(step, {randn({4, 8}), randn({8})});
+  CHECK(regions(program) == std::vector<std::size_t>{8});
+  CHECK(program.steps.size() == 1);
+  CHECK(program.buffers.empty());
+  CHECK_THAT(program.text(),
+             ContainsSubstring("fused[ops=2 = square(0), 3 = sum[axes=2, keep=true, mean=true](2), 4 = "
+                               "add[right=1e-05](3), 5 = rsqrt(4), 6 = mul(0 5), 7 = mul(6 1), 8 = "
+                               "silu(7), 9 = add(8 0)]"));
+}
+
+TEST_CASE("fuse: every elementwise op has its bits as a member, on any dtype, size and layout") {
+  std::size_t tried = 0;
+  for (const ElementwiseListing& listing : elementwise_listing())
+    for (const DType dtype : all_dtypes) {
+      if (!listing.dtypes.contains(dtype)) continue;
+      for (const Shape& shape : {Shape{1, 1}, Shape{3, 5}, Shape{2, 70}, Shape{1, 1500}, Shape{40, 33}})
+        for (int how = 0; how < 8; ++how) {
+          INFO(listing.op->name() << " of " << name_of(dtype) << " " << shape << ", way " << how);
+          std::vector<Tensor> in;
+          for (int k = 0; k < listing.arity; ++k) {
+            // An element for each, for each row, for each column, one for all, or lying apart.
+            const int kind = how == 0 ? 0 : (how + k) % 5;
+            const Shape own = kind == 1   ? Shape{shape[0], 1}
+                              : kind == 2 ? Shape{shape[1]}
+                              : kind == 3 ? Shape{}
+                                          : shape;
+            Tensor t = numbers(own, dtype, static_cast<unsigned>(10 * how + k), listing.low, listing.high);
+            if (k == 0 && listing.arity == 3) t = greater(numbers(own, f32, static_cast<unsigned>(how)), 0.0);
+            in.push_back(kind == 4 ? apart(t, how) : t);
+          }
+          in.push_back(numbers(shape, dtype, 99));
+          const Step step = [&](std::span<const Tensor> x) {
+            Tensors given;
+            for (int k = 0; k < listing.arity; ++k) given.push_back(x[static_cast<std::size_t>(k)]);
+            const Tensor y = apply(*listing.op, Inputs(given.begin(), given.size()))[0];
+            return std::vector<Tensor>{y, equal(x.back(), x.back())};  // which is as large as the space
+          };
+          Program::Impl program = fused(step, in);
+          tried += regions(program).size();
+          check_bits(step, in, program);
+        }
+    }
+  CHECK(tried > 5000);
+}
+
+TEST_CASE("fuse: casts and sums of rows are members, of 16 bits as they round") {
+  for (const DType dtype : {f64, f32, bf16, f16})
+    for (const DType other : {f64, f32, bf16, f16})
+      for (const std::int64_t columns : {2, 17, 64, 65, 512, 1000, 2048, 16384}) {
+        INFO(name_of(dtype) << " by " << name_of(other) << ", " << columns << " columns");
+        const Step step = [&](std::span<const Tensor> in) {
+          const Tensor x = to(in[0], other);
+          const Tensor centred = sub(x, mean(x, {-1}, Keep::dims));
+          const Tensor scaled = div(centred, sqrt(add(mean(square(centred), {-1}, Keep::dims), 1e-5)));
+          return std::vector<Tensor>{to(mul(scaled, to(in[1], other)), dtype), sum(centred, {-1})};
+        };
+        const std::vector<Tensor> in{numbers({5, columns}, dtype, 1), numbers({columns}, dtype, 2)};
+        Program::Impl program = fused(step, in);
+        CHECK(regions(program).size() == 1);
+        check_bits(step, in, program);
+      }
+}
+
+TEST_CASE("fuse: rows that are too long for sums of one part are no members' and stay right") {
+  const Step step = [](std::span<const Tensor> in) {
+    const Tensor x = exp(in[0]);
+    return std::vector<Tensor>{mul(x, sum(x, {-1}, Keep::dims))};
+  };
+  check_bits(step, {numbers({2, ops::most_columns + 1}, f32, 1)});
+}
+
+TEST_CASE("fuse: what is written in place is written once, and read before and after as the step does") {
+  const Step step = [](std::span<const Tensor> in) {
+    const Tensor before = mul(in[0], 2.0);
+    add_(in[0], in[1]);
+    const Tensor y = exp(in[0]);
+    mul_(y, before);
+    mul_(in[0], y);
+    return std::vector<Tensor>{y, add(y, in[0])};
+  };
+  for (const DType dtype : {f32, bf16}) {
+    const std::vector<Tensor> in{numbers({7, 300}, dtype, 1), numbers({7, 300}, dtype, 2)};
+    Program::Impl program = fused(step, in);
+    CHECK(regions(program) == std::vector<std::size_t>{6});
+    check_bits(step, in, program);
+  }
+}
+
+TEST_CASE("fuse: memory that is read as rows and as columns is not written in one region") {
+  const Step step = [](std::span<const Tensor> in) {
+    const Tensor y = mul(in[0], in[1]);                     // in[1] for each column
+    mul_(in[1], sum(y, {-1}));                              // and for each row
+    return std::vector<Tensor>{add(mul(y, in[1]), in[0])};  // for each column again
+  };
+  check_bits(step, {numbers({6, 6}, f32, 1), numbers({6}, f32, 2)});
+}
+
+TEST_CASE("fuse: a region ends before what would find something else behind it") {
+  const Tensor found = zeros({2, 8});
+  const auto products = [&](std::span<const Tensor> in) {
+    const Tensor a = exp(in[0]);
+    const Tensor b = matmul(a, in[1]);  // reads what the region made
+    const Tensor c = add(a, b);
+    return std::vector<Tensor>{mul(c, 2.0)};
+  };
+  const std::vector<Tensor> in{numbers({8, 8}, f32, 1), numbers({8, 8}, f32, 2)};
+  CHECK(regions(fused(products, in)) == std::vector<std::size_t>{2});
+  check_bits(products, in);
+
+  const auto beside = [&](std::span<const Tensor> given) {
+    const Tensor a = exp(given[0]);
+    const Tensor b = matmul(given[1], given[1]);  // has nothing to do with it
+    return std::vector<Tensor>{mul(a, b)};
+  };
+  CHECK(regions(fused(beside, in)) == std::vector<std::size_t>{2});
+  check_bits(beside, in);
+
+  std::vector<float> seen;
+  const auto look = [&] { seen.push_back(*reinterpret_cast<const float*>(found.raw())); };
+  const Step effects = [&](std::span<const Tensor>) {
+    add_(found, 1.0);
+    mul_(found, 3.0);
+    repeat_in_replays(look);
+    mul_(found, 2.0);
+    add_(found, 0.5);
+    repeat_in_replays(look);
+    return std::vector<Tensor>{};
+  };
+  Program::Impl program = fused(effects, {});
+  CHECK(regions(program) == std::vector<std::size_t>{2, 2});
+  seen.clear();
+  fill_(found, 0);
+  program.replay({});
+  CHECK(seen == std::vector<float>{3, 6.5});
+}
+
+TEST_CASE("fuse: a value that is read through a view of another shape is one of the region all the same") {
+  const Step step = [](std::span<const Tensor> in) {
+    const Tensor wide = mul(in[0], 3.0);
+    const Tensor heads = add(reshape(wide, {4, 2, 8}), 1.0);
+    return std::vector<Tensor>{tanh(reshape(heads, {4, 16})), sum(narrow(wide, 1, 0, 3))};
+  };
+  const std::vector<Tensor> in{numbers({4, 16}, f32, 1)};
+  CHECK(regions(fused(step, in)) == std::vector<std::size_t>{3});
+  check_bits(step, in);
+}
+
+namespace {
+
+/// Steps over one space, with values for each row, each column and all, that are cast, summed, written and
+/// seen through views.
+class RandomRows {
+ public:
+  explicit RandomRows(unsigned seed)
+      : random_(seed), rows_(pick({1, 2, 3, 5, 8, 33})), columns_(pick({1, 2, 3, 8, 31, 64, 65, 200, 1100})) {
+    for (std::size_t i = 0, size = 3 + random_() % 20; i < size; ++i)
+      code_.push_back({random_(), random_(), random_(), random_()});
+  }
+  std::vector<Tensor> inputs(unsigned call) const {
+    std::vector<Tensor> in;
+    const Shape shapes[] = {{rows_, columns_}, {rows_, columns_}, {rows_, 1}, {columns_}, {}};
+    for (std::size_t i = 0; i < std::size(shapes); ++i)
+      in.push_back(numbers(shapes[i], i == 1 ? bf16 : f32, 10 * call + static_cast<unsigned>(i)));
+    return in;
+  }
+  std::vector<Tensor> operator()(std::span<const Tensor> in) const {
+    std::vector<Tensor> values(in.begin(), in.end());
+    for (const auto& [kind, a, b, number] : code_) {
+      const Tensor &x = values[a % values.size()], &y = values[b % values.size()];
+      try {
+        values.push_back(result(kind, x, y, number));
+      } catch (const ShapeError&) {
+        values.push_back(x);
+      }
+    }
+    std::vector<Tensor> results;
+    for (std::size_t i = in.size(); i < values.size(); ++i)
+      if (i + 1 == values.size() || code_[i - in.size()][3] % 5 == 0) results.push_back(clone(values[i]));
+    return results;
+  }
+
+ private:
+  std::int64_t pick(std::initializer_list<std::int64_t> of) { return *(of.begin() + random_() % of.size()); }
+
+  static Tensor result(unsigned kind, const Tensor& a, const Tensor& b, unsigned number) {
+    const double scalar = 0.25 * (number % 7) - 0.5;
+    switch (kind % 14) {
+      case 0:
+        return add(a, to(b, a.dtype()));
+      case 1:
+        return mul(a, to(b, a.dtype()));
+      case 2:
+        return mul(a, scalar);
+      case 3:
+        return tanh(a);
+      case 4:
+        return sub(scalar, a);
+      case 5:
+        return to(a, number % 2 ? bf16 : number % 3 ? f32 : f16);
+      case 6:
+        return a.rank() > 0 ? mean(a, {-1}, Keep::dims) : square(a);
+      case 7:
+        return a.rank() > 0 ? sum(a, {-1}, number % 2 ? Keep::dims : Keep::drop) : neg(a);
+      case 8:
+        return where(greater(a, scalar), a, to(full({}, scalar), a.dtype()));
+      case 9:
+        return a.rank() == 2 ? reshape(mul(reshape(a, {a.numel()}), 1.5), a.shape()) : exp(mul(a, 0.125));
+      case 10:
+        return a.rank() == 2 ? add(narrow(a, 0, 0, 1), a) : a;
+      case 11: {
+        const Tensor made = mul(a, 0.5);
+        if (made.shape() == b.shape()) add_(made, to(b, made.dtype()));
+        return made;
+      }
+      case 12:
+        mul_(a, 0.75);
+        return a;
+      default:
+        return a.rank() == 2 && a.shape()[0] == a.shape()[1] ? add(a, transpose(a, 0, 1)) : clone(a);
+    }
+  }
+
+  std::mt19937 random_;
+  std::int64_t rows_, columns_;
+  std::vector<std::array<unsigned, 4>> code_;
+};
+
+}  // namespace
+
+TEST_CASE("fuse: random steps over rows and columns have their bits") {
+  std::size_t members = 0;
+  for (unsigned seed = 0; seed < 2000; ++seed) {
+    INFO("step " << seed);
+    const RandomRows step(seed);
+    Program::Impl program = fused(step, step.inputs(0));
+    INFO(program.text());
+    for (const std::size_t size : regions(program)) members += size;
+    for (unsigned call = 1; call < 3; ++call) check_bits(step, step.inputs(call), program);
+  }
+  CHECK(members > 8000);
+}
+
+TEST_CASE("fuse: compiled random functions have the bits of eager ones, forward and backward") {
+  std::size_t fewer = 0;
+  for (unsigned seed = 0; seed < 150; ++seed) {
+    RandomStep eager(seed, Writes::never), own(seed, Writes::never);
+    const Step function = [&](std::span<const Tensor> in) { return own(in); };
+    const Executor executor = seed % 3 == 0 ? Executor::partition : Executor::fused;
+    const Compiled compiled = compile(function, {.executor = executor, .full_graph = FullGraph::yes});
+    for (unsigned call = 0; call < 4; ++call) {
+      INFO("function " << seed << ", call " << call);
+      const auto run = [&](RandomStep& of, const auto& body) {
+        manual_seed(call);
+        of.gain.set_grad({});
+        of.gain.requires_grad_();
+        std::vector<Tensor> in{numbers({4, 6}, f32, 2 * call + 1), numbers({4, 6}, f32, 2 * call + 2)};
+        for (Tensor& x : in) x.requires_grad_();
+        std::vector<Tensor> results = body(in);
+        Tensor total = sum(mul(in[0], 0.0));
+        for (const Tensor& y : results) total = add(total, sum(square(y)));
+        total.backward();
+        for (const Tensor& t : {in[0].grad(), in[1].grad(), of.gain.grad(), clone(of.running), randn({2})})
+          results.push_back(t.defined() ? t : zeros({}));
+        return results;
+      };
+      const std::vector<Tensor> got = run(own, compiled), expected = run(eager, eager);
+      REQUIRE(got.size() == expected.size());
+      for (std::size_t i = 0; i < got.size(); ++i) CHECK(same_bits(got[i], expected[i]));
+    }
+    CHECK(compiled.stats().hits == 3);
+    fewer += compiled.text().find("fused[") != std::string::npos ? 1 : 0;
+  }
+  CHECK(fewer > 70);
+}
+
+TEST_CASE("partition: a backward makes again what is cheaper so, and has eager's bits") {
+  Tensor gain = randn({8});
+  gain.requires_grad_();
+  const Step step = [&](std::span<const Tensor> in) {
+    const Tensor x = mul(add(in[0], 1.0), in[1]);
+    return std::vector<Tensor>{mul(mul(x, rsqrt(add(mean(square(x), {-1}, Keep::dims), 1e-5))), gain)};
+  };
+  std::vector<Tensor> gradients[3];
+  std::string texts[3];
+  for (const Executor executor : {Executor::replay, Executor::partition, Executor::fused}) {
+    const auto number = static_cast<std::size_t>(executor);
+    const Compiled compiled = compile(step, {.executor = executor});
+    for (int call = 0; call < 3; ++call) {
+      std::vector<Tensor> in{numbers({4, 8}, f32, 1), numbers({4, 8}, f32, 2)};
+      for (Tensor& t : in) t.requires_grad_();
+      gain.set_grad({});
+      sum(square(compiled(in)[0])).backward();
+      for (const Tensor& t : {in[0].grad(), in[1].grad(), gain.grad()}) gradients[number].push_back(t);
+    }
+    texts[number] = compiled.text();
+  }
+  for (std::size_t k = 1; k < 3; ++k) {
+    INFO(texts[k]);
+    for (std::size_t i = 0; i < gradients[0].size(); ++i) CHECK(same_bits(gradients[0][i], gradients[k][i]));
+    const auto kept = [](const std::string& text) {
+      std::size_t count = 0;
+      for (std::size_t at = 0; (at = text.find("kept ", at)) != std::string::npos; ++at) ++count;
+      return count;
+    };
+    CHECK(kept(texts[k]) < kept(texts[0]));
+  }
+}
