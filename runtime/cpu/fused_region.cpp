@@ -2,6 +2,7 @@
 #include "runtime/ops/fused_region.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 
 #include "runtime/cpu/region_plan.h"
@@ -41,19 +42,34 @@ class RegionTile {
           break;
         case Instruction::Does::sum:
           for (std::int64_t r = 0; r < rows_; ++r)
-            step.sum(at(step.places[1], r), columns_, step.divisor, at(step.places[0], r));
+            step.sum(at(step.places[1], r), columns_of(step.columns), step.divisor, at(step.places[0], r));
+          break;
+        case Instruction::Does::clear:
+          for (std::int64_t r = 0; r < rows_; ++r)
+            std::memset(at(step.places[0], r), 0,
+                        static_cast<std::size_t>(columns_of(step.columns) * size_at(step.places[0])));
+          break;
+        case Instruction::Does::put:
+          for (std::int64_t r = 0; r < rows_; ++r)
+            copy_elements(size_at(step.places[0]), at(step.places[1], r), step.steps[1],
+                          at(step.places[0], r) + step.first * size_at(step.places[0]), step.steps[0],
+                          columns_of(step.columns));
           break;
       }
   }
 
  private:
+  std::int64_t columns_of(std::int64_t own) const { return own == 0 ? columns_ : own; }
+  std::int64_t size_at(std::uint32_t place) const { return plan_.places[place].size; }
   /// Of the place, what belongs to row `r` of the tile.
   std::byte* at(std::uint32_t number, std::int64_t r) const {
     const TilePlace& place = plan_.places[number];
     std::int64_t element = 0;
+    if (place.within) return at(*place.within, r) + place.first * place.size;
     switch (place.lies) {
       case Lies::full:
-        element = place.tensor ? (row_ + r) * plan_.columns + column_ : r * columns_;
+        element = place.tensor ? (row_ + r) * (place.columns == 0 ? plan_.columns : place.columns) + column_
+                               : r * columns_of(place.columns);
         break;
       case Lies::row:
         element = place.tensor ? row_ + r : r;
@@ -78,8 +94,9 @@ class RegionTile {
   void run_loop(const Instruction& step) const {
     std::byte* given[sherd::detail::Operands::most];
     const std::int64_t calls = step.by_row ? rows_ : 1;
-    const std::int64_t n = step.by_row || step.over == Lies::column ? columns_
-                           : step.over == Lies::full                ? rows_ * columns_
+    const std::int64_t columns = columns_of(step.columns);
+    const std::int64_t n = step.by_row || step.over == Lies::column ? columns
+                           : step.over == Lies::full                ? rows_ * columns
                            : step.over == Lies::row                 ? rows_
                                                                     : 1;
     for (std::int64_t r = 0; r < calls; ++r) {
@@ -89,11 +106,12 @@ class RegionTile {
   }
 
   void run_spread(const Instruction& step) const {
-    const std::int64_t size = plan_.places[step.places[0]].size;
+    const std::int64_t size = size_at(step.places[0]);
     if (step.over == Lies::row)
       return copy_elements(size, at(step.places[1], 0), 0, at(step.places[0], 0), 1, rows_);
     for (std::int64_t r = 0; r < rows_; ++r)
-      copy_elements(size, at(step.places[1], r), step.steps[1], at(step.places[0], r), 1, columns_);
+      copy_elements(size, at(step.places[1], r), step.steps[1], at(step.places[0], r), 1,
+                    columns_of(step.columns));
   }
 
   const RegionPlan& plan_;

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "runtime/cpu/copy.h"
 #include "runtime/error.h"
 #include "runtime/ops/copy.h"
+#include "runtime/ops/slice.h"
 
 namespace sherd::cpu {
 namespace {
@@ -41,8 +43,7 @@ class KeepsLoop final : public sherd::detail::LoopTaker {
 
 class Planning {
  public:
-  Planning(const Region& region, RegionPlan& plan)
-      : region_(region), plan_(plan), short_rows_(region.space.columns() < short_row) {
+  Planning(const Region& region, RegionPlan& plan) : region_(region), plan_(plan) {
     plan_.rows = region.space.rows();
     plan_.columns = region.space.columns();
     for (const auto& [dtype, layout] : region.inputs) dtypes_.push_back(dtype);
@@ -62,15 +63,15 @@ class Planning {
     place_dtypes_.push_back(dtype);
     return static_cast<std::uint32_t>(plan_.places.size() - 1);
   }
-  std::uint32_t add_buffer(Lies lies, DType dtype) { return add_place({lies, 0, {}}, dtype); }
+  std::uint32_t add_buffer(Lies lies, DType dtype) { return add_place({lies, columns_, 0, {}}, dtype); }
   Lies lies(std::uint32_t place) const { return plan_.places[place].lies; }
 
   /// An input as it lies in this call.
   std::uint32_t place_of_input(std::uint32_t input, const Layout& layout, const Shape& shape) {
-    const Lies how = ops::lies_over(region_.space, layout, shape).value();
-    const auto [known, is_new] = inputs_.try_emplace({input, how}, 0);
+    const Lies how = ops::lies_over(space_, layout, shape).value();
+    const auto [known, is_new] = inputs_.try_emplace({input, how, columns_}, 0);
     if (!is_new) return known->second;
-    TilePlace place{how, 0, input};
+    TilePlace place{how, columns_, 0, input};
     if (how == Lies::apart) {
       const int extra = shape.rank() - layout.shape.rank();
       for (int d = 0; d < shape.rank(); ++d) {
@@ -88,7 +89,19 @@ class Planning {
   std::uint32_t place_of(const Region::Operand& operand, const Shape& shape) {
     if (operand.value < region_.inputs.size())
       return place_of_input(operand.value, region_.inputs[operand.value].second, shape);
-    return values_[operand.value].value();
+    const std::uint32_t value = values_[operand.value].value();
+    if (lies(value) != Lies::full || operand.layout.shape.numel() == plan_.rows * columns_at(value))
+      return value;
+    const ops::RowPart part = ops::row_part({shape}, operand.layout, columns_at(value)).value();
+    TilePlace place{Lies::apart, 0, 0, {}};
+    place.within = value;
+    place.first = part.first;
+    place.step = part.step;
+    return add_place(std::move(place), place_dtypes_[value]);
+  }
+  std::int64_t columns_at(std::uint32_t place) const {
+    const std::int64_t columns = plan_.places[place].columns;
+    return columns == 0 ? plan_.columns : columns;
   }
 
   /// Where a member's result goes.
@@ -100,7 +113,7 @@ class Planning {
     const auto written = static_cast<std::uint32_t>(std::ranges::count(region_.written, true));
     const auto tensor = static_cast<std::uint32_t>(region_.inputs.size()) + written +
                         static_cast<std::uint32_t>(result - region_.results.begin());
-    return add_place({over, 0, tensor}, member.result.dtype);
+    return add_place({over, columns_, 0, tensor}, member.result.dtype);
   }
 
   /// The elements of `place` as those of another dtype.
@@ -108,6 +121,7 @@ class Planning {
     Instruction& step = plan_.instructions.emplace_back();
     step.row = conversion(place_dtypes_[from], place_dtypes_[to]);
     step.over = lies(to);
+    step.columns = columns_;
     step.by_row = lies(from) != lies(to);  // of one that lies apart
     step.count = 2;
     step.places = {to, from};
@@ -115,38 +129,57 @@ class Planning {
   }
   std::uint32_t widened(std::uint32_t place) {
     if (lies(place) == Lies::apart && plan_.places[place].step != 1) place = spread(place, Lies::full);
-    const auto [known, is_new] = derived_.try_emplace({place, Derived::wide}, 0);
+    const auto [known, is_new] = derived_.try_emplace({place, Derived::wide, columns_}, 0);
     if (!is_new) return known->second;
     const std::uint32_t wide = add_buffer(lies(place) == Lies::apart ? Lies::full : lies(place), DType::f32);
-    derived_[{place, Derived::wide}] = wide;
+    derived_[{place, Derived::wide, columns_}] = wide;
     convert(place, wide);
     return wide;
   }
   /// With an element for each of the tile, or each row of it.
   std::uint32_t spread(std::uint32_t place, Lies over) {
     const Derived how = over == Lies::full ? Derived::full : Derived::rows;
-    const auto [known, is_new] = derived_.try_emplace({place, how}, 0);
+    const auto [known, is_new] = derived_.try_emplace({place, how, columns_}, 0);
     if (!is_new) return known->second;
     const std::uint32_t to = add_buffer(over, place_dtypes_[place]);
-    derived_[{place, how}] = to;
+    derived_[{place, how, columns_}] = to;
     Instruction& step = plan_.instructions.emplace_back();
     step.does = Instruction::Does::spread;
     step.over = over;
     step.count = 2;
     step.places = {to, place};
-    step.steps = {1, lies(place) == Lies::column  ? 1
-                     : lies(place) == Lies::apart ? plan_.places[place].step
-                                                  : 0};
+    step.columns = columns_;
+    step.steps = {1, step_in(place)};
     return to;
   }
 
   void add(const Region::Member& member) {
     const Shape& shape = member.result.shape;
-    if (const ops::Sum* sum = ops::row_sum(*member.op, member.in[0].layout.shape, dtype_of(member.in[0])))
-      return add_sum(member, *sum);
+    std::vector<Shape> shapes;
+    for (const Region::Operand& operand : member.in) shapes.push_back(operand.layout.shape);
+    if (const ops::Sum* sum = ops::row_sum(*member.op, shapes[0], dtype_of(member.in[0]))) {
+      add_sum(member, *sum);
+    } else if (const std::vector<ops::RowPart> parts = ops::row_parts(*member.op, shapes); !parts.empty()) {
+      add_parts(member, parts);
+    } else {
+      add_elementwise(member);
+    }
+    dtypes_.push_back(member.result.dtype);
+  }
+  void look_at_space(const Shape& shape) {
+    space_ = ops::space_of_member(region_.space, shape).value();
+    columns_ = space_ == region_.space ? 0 : space_.columns();
+    short_rows_ = space_.columns() < short_row;
+    most_columns_ = std::max(most_columns_, space_.columns());
+    rows_ = rows_ || columns_ != 0;
+  }
+
+  void add_elementwise(const Region::Member& member) {
+    const Shape& shape = member.result.shape;
+    look_at_space(shape);
     std::vector<std::uint32_t> in;
     for (const Region::Operand& operand : member.in) in.push_back(place_of(operand, shape));
-    const Lies over = shape.numel() == region_.space.shape.numel() ? Lies::full : Lies::row;
+    const Lies over = shape.numel() == space_.shape.numel() ? Lies::full : Lies::row;
     const std::uint32_t out = place_of_result(member, over, in[0]);
     rows_ = rows_ || over == Lies::row;
     if (&member.op->kernels() == &kernel_row<ops::Cast>() ||
@@ -157,9 +190,43 @@ class Planning {
     } else {
       add_loop(member, over, std::move(in), out);
     }
-    if (member.writes()) std::erase_if(derived_, [&](const auto& entry) { return entry.first.first == out; });
-    dtypes_.push_back(member.result.dtype);
+    if (member.writes())
+      std::erase_if(derived_, [&](const auto& entry) {
+        const std::uint32_t from = std::get<0>(entry.first);
+        return from == out || plan_.places[from].within == out;
+      });
     values_.emplace_back(out);
+  }
+
+  /// Rows that are put together of parts.
+  void add_parts(const Region::Member& member, const std::vector<ops::RowPart>& parts) {
+    look_at_space(member.result.shape);
+    const std::uint32_t out = place_of_result(member, Lies::full, 0);
+    const auto begin = [&](Instruction::Does does, int count) -> Instruction& {
+      Instruction& step = plan_.instructions.emplace_back();
+      step.does = does;
+      step.columns = columns_;
+      step.count = count;
+      step.places[0] = out;
+      return step;
+    };
+    if (&member.op->kernels() == &kernel_row<ops::Unslice>()) begin(Instruction::Does::clear, 1);
+    for (std::size_t k = 0; k < parts.size(); ++k) {
+      const Shape& shape = member.in[k].layout.shape;
+      look_at_space(shape);
+      const std::uint32_t in = place_of(member.in[k], shape);
+      Instruction& step = begin(Instruction::Does::put, 2);
+      step.places[1] = in;
+      step.first = parts[k].first;
+      step.steps = {parts[k].step, step_in(in)};
+    }
+    rows_ = true;
+    values_.emplace_back(out);
+  }
+  /// From column to column.
+  std::int64_t step_in(std::uint32_t place) const {
+    const Lies how = lies(place);
+    return how == Lies::apart ? plan_.places[place].step : how == Lies::row || how == Lies::number ? 0 : 1;
   }
   DType dtype_of(const Region::Operand& operand) const { return dtypes_[operand.value]; }
 
@@ -171,6 +238,7 @@ class Planning {
       for (std::uint32_t& place : in)
         if (is_half(place_dtypes_[place])) place = widened(place);
     step.over = over;
+    step.columns = columns_;
     step.count = static_cast<int>(in.size()) + 1;
     bool has_number = false;
     for (std::size_t k = 0; k < in.size(); ++k) {
@@ -202,6 +270,7 @@ class Planning {
   }
 
   void add_sum(const Region::Member& member, const ops::Sum& sum) {
+    look_at_space(member.in[0].layout.shape);
     rows_ = true;
     std::uint32_t in = place_of(member.in[0], member.in[0].layout.shape);
     if (lies(in) != Lies::full) in = spread(in, Lies::full);
@@ -210,10 +279,10 @@ class Planning {
     step.does = Instruction::Does::sum;
     step.over = Lies::row;
     step.sum = sum_of_row(place_dtypes_[in]);
-    step.divisor = sum.mean ? static_cast<double>(plan_.columns) : 1;
+    step.columns = columns_;
+    step.divisor = sum.mean ? static_cast<double>(space_.columns()) : 1;
     step.count = 2;
     step.places = {out, in};
-    dtypes_.push_back(member.result.dtype);
     values_.emplace_back(out);
   }
 
@@ -221,20 +290,21 @@ class Planning {
     const auto flat = [](const TilePlace& place) {
       return place.lies == Lies::full || place.lies == Lies::number;
     };
-    if (std::ranges::all_of(plan_.places, flat)) {
+    if (!rows_ && std::ranges::all_of(plan_.places, flat)) {
       plan_.columns *= std::exchange(plan_.rows, 1);
       plan_.tile_rows = 1;
       plan_.tile_columns = std::min(plan_.columns, tile_elements);
       return;
     }
     plan_.tile_columns = rows_ ? plan_.columns : std::min(plan_.columns, tile_elements);
-    plan_.tile_rows = std::clamp<std::int64_t>(tile_elements / plan_.columns, 1, plan_.rows);
+    plan_.tile_rows = std::clamp<std::int64_t>(tile_elements / most_columns_, 1, plan_.rows);
   }
 
   std::int64_t bytes_of(const TilePlace& place) const {
-    const std::int64_t count = place.lies == Lies::full     ? plan_.tile_rows * plan_.tile_columns
+    const std::int64_t columns = place.columns == 0 ? plan_.tile_columns : place.columns;
+    const std::int64_t count = place.lies == Lies::full     ? plan_.tile_rows * columns
                                : place.lies == Lies::row    ? plan_.tile_rows
-                               : place.lies == Lies::column ? plan_.tile_columns
+                               : place.lies == Lies::column ? columns
                                                             : 1;
     constexpr std::int64_t line = 64;
     return (count * place.size + line - 1) / line * line;
@@ -243,12 +313,18 @@ class Planning {
   /// Buffers take the bytes of those that were used for the last time.
   void place_buffers() {
     std::vector<std::size_t> last(plan_.places.size());
+    const auto each_place = [&](std::size_t i, const auto& at) {
+      for (int k = 0; k < plan_.instructions[i].count; ++k) {
+        const std::uint32_t place = plan_.instructions[i].places[static_cast<std::size_t>(k)];
+        at(plan_.places[place].within.value_or(place));
+      }
+    };
     for (std::size_t i = 0; i < plan_.instructions.size(); ++i)
-      for (int k = 0; k < plan_.instructions[i].count; ++k) last[place_at(i, k)] = i;
+      each_place(i, [&](std::uint32_t place) { last[place] = i; });
     std::vector<bool> placed(plan_.places.size());
     std::multimap<std::int64_t, std::int64_t> free;  // bytes, offset
     for (std::size_t i = 0; i < plan_.instructions.size(); ++i) {
-      const std::uint32_t out = place_at(i, 0);
+      const std::uint32_t out = plan_.instructions[i].places[0];
       TilePlace& place = plan_.places[out];
       if (!place.tensor && !placed[out]) {
         placed[out] = true;
@@ -260,16 +336,12 @@ class Planning {
           place.offset = std::exchange(plan_.bytes, plan_.bytes + bytes);
         }
       }
-      for (int k = 0; k < plan_.instructions[i].count; ++k) {
-        const std::uint32_t used = place_at(i, k);
-        if (plan_.places[used].tensor || last[used] != i || !placed[used]) continue;
+      each_place(i, [&](std::uint32_t used) {
+        if (plan_.places[used].tensor || last[used] != i || !placed[used]) return;
         free.emplace(bytes_of(plan_.places[used]), plan_.places[used].offset);
         placed[used] = false;  // an operand may stand there twice
-      }
+      });
     }
-  }
-  std::uint32_t place_at(std::size_t i, int k) const {
-    return plan_.instructions[i].places[static_cast<std::size_t>(k)];
   }
 
   /// What is made of a place for loops that want it otherwise.
@@ -277,12 +349,17 @@ class Planning {
 
   const Region& region_;
   RegionPlan& plan_;
-  bool short_rows_, rows_ = false;                    // a member computes one element a row
+  bool rows_ = false;  // tiles have whole rows
+  // Of the member that is added.
+  ops::RowSpace space_;
+  std::int64_t columns_ = 0;  // 0: those of the region
+  bool short_rows_ = false;
+  std::int64_t most_columns_ = 1;                     // of a member
   std::vector<DType> dtypes_;                         // of values
   std::vector<std::optional<std::uint32_t>> values_;  // places
   std::vector<DType> place_dtypes_;
-  std::map<std::pair<std::uint32_t, Lies>, std::uint32_t> inputs_;
-  std::map<std::pair<std::uint32_t, Derived>, std::uint32_t> derived_;
+  std::map<std::tuple<std::uint32_t, Lies, std::int64_t>, std::uint32_t> inputs_;  // of so many columns
+  std::map<std::tuple<std::uint32_t, Derived, std::int64_t>, std::uint32_t> derived_;
 };
 
 }  // namespace

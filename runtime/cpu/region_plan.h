@@ -16,20 +16,25 @@ namespace sherd::cpu {
 /// Where the part of a value that a tile needs is found: in a tensor of the call, or in a buffer of the tile.
 struct TilePlace {
   ops::Lies lies;
+  std::int64_t columns = 0;             ///< of `full` and `column`; 0 where they are the tile's
   std::int64_t size;                    ///< bytes of an element
   std::optional<std::uint32_t> tensor;  ///< of the inputs, then the outputs
   std::int64_t offset = 0;              ///< of a buffer, in the tile's memory
   std::vector<std::pair<std::int64_t, std::int64_t>>
-      rows{};             ///< of `apart`: sizes and steps, the outermost first
-  std::int64_t step = 1;  ///< of `apart`, from column to column
+      rows{};                             ///< of `apart`: sizes and steps, the outermost first
+  std::optional<std::uint32_t> within{};  ///< of `apart`: another place, of whose rows it is a part
+  std::int64_t first = 0;                 ///< of that part: its first column there
+  std::int64_t step = 1;                  ///< of `apart`, from column to column
 };
 
 /// One loop of a tile.
 struct TileInstruction {
-  enum class Does : std::uint8_t { loop, spread, sum } does = Does::loop;
+  enum class Does : std::uint8_t { loop, spread, sum, clear, put } does = Does::loop;
   ops::Lies over =
-      ops::Lies::full;  ///< what its result is for: each element, row or column of the tile, or one
-  bool by_row = false;  ///< a call for each row of the tile
+      ops::Lies::full;       ///< what its result is for: each element, row or column of the tile, or one
+  std::int64_t columns = 0;  ///< as of its place
+  std::int64_t first = 0;    ///< of `put`: where in the result's rows, in steps of `steps[0]`
+  bool by_row = false;       ///< a call for each row of the tile
   sherd::detail::Row row = nullptr;
   SumOfRow sum = nullptr;
   double divisor = 1;

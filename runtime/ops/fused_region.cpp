@@ -9,7 +9,9 @@
 
 #include "runtime/apply.h"
 #include "runtime/ops.h"
+#include "runtime/ops/cat.h"
 #include "runtime/ops/copy.h"
+#include "runtime/ops/slice.h"
 
 namespace sherd::ops {
 namespace {
@@ -51,6 +53,43 @@ bool same_layout(const Layout& a, const Layout& b) {
 }
 
 }  // namespace
+
+std::optional<RowSpace> space_of_member(const RowSpace& space, const Shape& result) {
+  const std::int64_t n = result.numel();
+  if (n == space.shape.numel() || (n == space.rows() && space.columns() > 1)) return space;
+  const RowSpace own{result};
+  if (result.empty() || own.columns() < 2 || own.rows() != space.rows()) return {};
+  return own;
+}
+
+std::vector<RowPart> row_parts(const AnyOp& op, std::span<const Shape> in) {
+  std::vector<RowPart> parts;
+  if (&op.kernels() == &kernel_row<Cat>()) {
+    std::int64_t first = 0;
+    for (const Shape& shape : in) {
+      if (static_cast<const Cat*>(op.value())->axis != shape.rank() - 1) return {};
+      parts.push_back({first, 1});
+      first += shape.back();
+    }
+  } else if (&op.kernels() == &kernel_row<Unslice>()) {
+    const Slice& slice = static_cast<const Unslice*>(op.value())->slice;
+    if (slice.axis == in[0].rank() - 1) parts.push_back({slice.start, slice.step});
+  }
+  return parts;
+}
+
+std::optional<RowPart> row_part(const RowSpace& space, const Layout& layout, std::int64_t columns) {
+  if (layout.shape != space.shape || layout.offset < 0) return {};
+  const int rank = layout.shape.rank();
+  std::int64_t step = columns;
+  for (int d = rank - 2; d >= 0; --d) {
+    if (layout.shape[d] != 1 && layout.strides[d] != step) return {};
+    step *= layout.shape[d];
+  }
+  const RowPart part{layout.offset, layout.strides[rank - 1]};
+  const bool inside = part.step > 0 && part.first + (space.columns() - 1) * part.step < columns;
+  return inside ? std::optional(part) : std::nullopt;
+}
 
 std::optional<Lies> lies_over(const RowSpace& space, const Layout& layout, const Shape& shape) {
   const std::int64_t columns = space.columns(), n = shape.numel();

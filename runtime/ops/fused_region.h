@@ -26,6 +26,10 @@ struct RowSpace {
 /// column; one for all; or `apart`, otherwise, read as of the space's very shape.
 enum class Lies : std::uint8_t { full, row, column, number, apart };
 
+/// The space of a member of a region over `space` whose result has that shape: the same, or the rows of
+/// another length that are as many; none where it has neither.
+SHERD_API std::optional<RowSpace> space_of_member(const RowSpace& space, const Shape& result);
+
 /// How a tensor of this layout lies over the space in a call whose result has `shape`, to which it is
 /// broadcast; none where element i of the call is not element i, or row i, of the space.
 SHERD_API std::optional<Lies> lies_over(const RowSpace& space, const Layout& layout, const Shape& shape);
@@ -46,6 +50,17 @@ SHERD_API std::optional<Effort> effort_of(const AnyOp& op);
 SHERD_API void set_effort(const KernelRow& row, Effort effort);
 /// The op, if it sums the rows of a tensor of that shape, or takes their means, as a member of a region may.
 SHERD_API const Sum* row_sum(const AnyOp& op, const Shape& shape, DType dtype);
+
+/// Which elements of each row of a larger tensor a smaller one is.
+struct RowPart {
+  std::int64_t first, step;
+};
+/// The op, if it puts what it is given into parts of its result's rows (`Cat`, `Unslice`), as a member of a
+/// region may: a part for each input. The rest is 0.
+SHERD_API std::vector<RowPart> row_parts(const AnyOp& op, std::span<const Shape> in);
+/// Which part of the rows of `columns` elements, one behind another, a tensor over `space` shows; none for
+/// another one.
+SHERD_API std::optional<RowPart> row_part(const RowSpace& space, const Layout& layout, std::int64_t columns);
 
 /// What a region consists of. Its values are numbered: its inputs, then what each member gives.
 struct Region {

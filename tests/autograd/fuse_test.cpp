@@ -280,7 +280,7 @@ class RandomRows {
 
   static Tensor result(unsigned kind, const Tensor& a, const Tensor& b, unsigned number) {
     const double scalar = 0.25 * (number % 7) - 0.5;
-    switch (kind % 14) {
+    switch (kind % 18) {
       case 0:
         return add(a, to(b, a.dtype()));
       case 1:
@@ -311,6 +311,22 @@ class RandomRows {
       case 12:
         mul_(a, 0.75);
         return a;
+      case 13:
+        return a.rank() > 0 && a.shape().back() > 2
+                   ? tanh(narrow(a, -1, number % 2, a.shape().back() - 1 - number % 2))
+                   : a;
+      case 14:
+        return a.rank() > 0 && b.rank() == a.rank() ? cat({a, to(b, a.dtype())}, -1) : a;
+      case 15:
+        return a.rank() > 0 && a.shape().back() > 3 ? add(slice(a, -1, number % 2, a.shape().back(), 2), 0.5)
+                                                    : a;
+      case 16:
+        if (a.rank() > 0 && a.shape().back() > 2) {
+          const Tensor made = exp(mul(a, 0.25));
+          mul_(narrow(made, -1, 0, 2), 0.5);
+          return made;
+        }
+        return a;
       default:
         return a.rank() == 2 && a.shape()[0] == a.shape()[1] ? add(a, transpose(a, 0, 1)) : clone(a);
     }
@@ -322,6 +338,36 @@ class RandomRows {
 };
 
 }  // namespace
+
+TEST_CASE("fuse: rows that are taken apart and put together are one region with what is made of them") {
+  const auto rope = [](std::span<const Tensor> in) {
+    const std::int64_t half = in[0].shape().back() / 2;
+    const Tensor x = mul(in[0], 2.0);
+    const Tensor turned = cat({neg(narrow(x, -1, half, half)), narrow(x, -1, 0, half)}, -1);
+    return std::vector<Tensor>{add(mul(x, in[1]), mul(turned, in[2]))};
+  };
+  for (const DType dtype : {f32, bf16})
+    for (const std::int64_t columns : {4, 34, 64, 128, 2048}) {
+      INFO(name_of(dtype) << ", " << columns << " columns");
+      const std::vector<Tensor> in{numbers({3, 5, columns}, dtype, 1), numbers({3, 1, columns}, dtype, 2),
+                                   numbers({columns}, dtype, 3)};
+      Program::Impl program = fused(rope, in);
+      CHECK(regions(program) == std::vector<std::size_t>{6});
+      check_bits(rope, in, program);
+      // And backwards, where parts of gradients are put into zeros.
+      for (const Executor executor : {Executor::replay, Executor::fused}) {
+        const Compiled compiled = compile(rope, {.executor = executor});
+        for (int call = 0; call < 2; ++call) {
+          std::vector<Tensor> eager = copies(in), own = copies(in);
+          for (std::vector<Tensor>* of : {&eager, &own})
+            for (Tensor& t : *of) t.requires_grad_();
+          sum(square(rope(eager)[0])).backward();
+          sum(square(compiled(own)[0])).backward();
+          for (std::size_t i = 0; i < in.size(); ++i) CHECK(same_bits(eager[i].grad(), own[i].grad()));
+        }
+      }
+    }
+}
 
 TEST_CASE("fuse: random steps over rows and columns have their bits") {
   std::size_t members = 0;

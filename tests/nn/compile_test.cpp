@@ -3,6 +3,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 
 #include "autograd/autograd.h"
@@ -187,24 +188,25 @@ std::vector<Case> all_layers() {
 }  // namespace
 
 TEST_CASE("compile: every layer is equal to the bit to its eager clone, in training and out of it") {
-  for (const DType dtype : {f32, bf16, f16}) {
-    for (Case& c : all_layers()) {
-      INFO(c.name << ", " << name_of(dtype));
-      c.module->to(dtype);
-      const std::unique_ptr<Module> eager = c.module->clone_module();
-      nn::compile(*c.module);
-      for (int i = 0; i < 6; ++i) {
-        INFO("call " << i);
-        for (Module* m : {eager.get(), c.module.get()}) m->train(i < 4);
-        if (i == 3)
-          for (Module* m : {eager.get(), c.module.get()}) m->zero_grad();
-        check_equal(c.run(*eager, i, dtype), c.run(*c.module, i, dtype));
-        check_equal(state_of(*eager), state_of(*c.module));
+  for (const DType dtype : {f32, bf16, f16})
+    for (const Executor executor : {Executor::replay, Executor::partition, Executor::fused}) {
+      for (Case& c : all_layers()) {
+        INFO(c.name << ", " << name_of(dtype) << ", executor " << static_cast<int>(executor));
+        c.module->to(dtype);
+        const std::unique_ptr<Module> eager = c.module->clone_module();
+        nn::compile(*c.module, {.executor = executor});
+        for (int i = 0; i < 6; ++i) {
+          INFO("call " << i);
+          for (Module* m : {eager.get(), c.module.get()}) m->train(i < 4);
+          if (i == 3)
+            for (Module* m : {eager.get(), c.module.get()}) m->zero_grad();
+          check_equal(c.run(*eager, i, dtype), c.run(*c.module, i, dtype));
+          check_equal(state_of(*eager), state_of(*c.module));
+        }
+        CHECK(compiled_programs(*c.module).stats().hits >= 4);
+        CHECK(compiled_programs(*c.module).stats().eager == 0);
       }
-      CHECK(compiled_programs(*c.module).stats().hits >= 4);
-      CHECK(compiled_programs(*c.module).stats().eager == 0);
     }
-  }
 }
 
 namespace {
@@ -417,10 +419,10 @@ TEST_CASE("compile: misuse of a module is named") {
 }
 
 TEST_CASE("compile: a compiled step holds no more than the eager one") {
-  const auto peak_of = [](bool by_program) {
+  const auto peak_of = [](std::optional<Executor> executor) {
     manual_seed(1);
     Gpt model({.layers = 4, .heads = 4, .width = 64, .context = 64, .vocab = 128});
-    if (by_program) nn::compile(model);
+    if (executor) nn::compile(model, {.executor = *executor});
     const Tensor tokens = randint(0, 128, {4, 64});
     std::int64_t peak = 0;
     for (int i = 0; i < 3; ++i) {
@@ -431,11 +433,13 @@ TEST_CASE("compile: a compiled step holds no more than the eager one") {
     }
     return peak;
   };
-  const std::int64_t eager = peak_of(false);
-  compile_reset();
-  const std::int64_t compiled = peak_of(true);
-  INFO(compiled << " bytes compiled, " << eager << " eagerly");
-  CHECK(static_cast<double>(compiled) <= 1.1 * static_cast<double>(eager));
+  const std::int64_t eager = peak_of({});
+  for (const Executor executor : {Executor::replay, Executor::partition, Executor::fused}) {
+    compile_reset();
+    const std::int64_t compiled = peak_of(executor);
+    INFO(compiled << " bytes compiled, " << eager << " eagerly, executor " << static_cast<int>(executor));
+    CHECK(static_cast<double>(compiled) <= 1.1 * static_cast<double>(eager));
+  }
 }
 
 TEST_CASE("compile: random sequences of events are equal to the bit to eager ones") {
@@ -505,7 +509,7 @@ TEST_CASE("compile: random sequences of events are equal to the bit to eager one
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     INFO("seed " << seed);
     Small eager = small(), compiled = small();
-    nn::compile(compiled, {.programs = 1 + seed % 4});
+    nn::compile(compiled, {.executor = static_cast<Executor>(seed % 3), .programs = 1 + seed % 4});
     const auto [a, errors] = run(eager, seed);
     const auto [b, same_errors] = run(compiled, seed);
     check_equal(a, b);

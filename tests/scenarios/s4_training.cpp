@@ -1,5 +1,5 @@
-// S4.1: hooks of sharding in and out of programs. S4.2: its state in one. S4.4 and S4.7: training steps by
-// programs, beside the same ones eagerly. Losses are equal to the bit, which is more than the catalogue's
+// S4.1: hooks of sharding in and out of programs. S4.2: its state in one. S4.4 to S4.9: training steps by
+// programs of every executor, beside the same ones eagerly. Losses are equal to the bit, which is more than the catalogue's
 // tolerance.
 #include "nn/compile.h"
 #include "nn/optimizer.h"
@@ -92,8 +92,8 @@ struct Transformer final : nn::Layer<Transformer> {
 
 /// `make(rank)` gives a sharded model, of other values on each rank, `input(rank)` what each step trains on.
 template <class Make, class Input>
-std::vector<Tensor> losses(const Rank& rank, bool by_programs, const Make& make, const Input& input,
-                           CompileStats& stats, std::string& text) {
+std::vector<Tensor> losses(const Rank& rank, std::optional<Executor> executor, const Make& make,
+                           const Input& input, CompileStats& stats, std::string& text) {
   const std::unique_ptr<nn::Module> held = make(rank);
   auto& model = static_cast<typename decltype(make(rank))::element_type&>(*held);
   nn::Sgd optim(model.parameters(), {.lr = 1e-4});
@@ -109,10 +109,12 @@ std::vector<Tensor> losses(const Rank& rank, bool by_programs, const Make& make,
     }
   };
   run(1);
-  if (by_programs)
-    nn::compile(model, {.full_graph = FullGraph::yes, .sharding_hooks = ShardingHooks::inside});
+  if (executor)
+    nn::compile(
+        model,
+        {.executor = *executor, .full_graph = FullGraph::yes, .sharding_hooks = ShardingHooks::inside});
   run(10);
-  if (by_programs) {
+  if (executor) {
     stats = nn::compiled_programs(model).stats();
     text = nn::compiled_programs(model).text();
   }
@@ -120,11 +122,12 @@ std::vector<Tensor> losses(const Rank& rank, bool by_programs, const Make& make,
 }
 
 template <class Make, class Input>
-void compare(Rank& rank, std::span<const std::string> marks, const Make& make, const Input& input) {
+void compare(Rank& rank, Executor executor, std::span<const std::string> marks, const Make& make,
+             const Input& input) {
   CompileStats stats;
   std::string text;
-  const std::vector<Tensor> compiled = losses(rank, true, make, input, stats, text),
-                            eager = losses(rank, false, make, input, stats, text);
+  const std::vector<Tensor> compiled = losses(rank, executor, make, input, stats, text),
+                            eager = losses(rank, {}, make, input, stats, text);
   for (std::size_t i = 0; i < eager.size(); ++i)
     rank.check.same(compiled[i], eager[i], fmt::format("loss {}", i));
   rank.check.eq(stats.graphs, 2u, "graphs: one forward and one backward");
@@ -134,7 +137,7 @@ void compare(Rank& rank, std::span<const std::string> marks, const Make& make, c
     rank.check.contains(text, mark, "what the sharding does stands in it");
 }
 
-void simple_mlp(Rank& rank) {
+void simple_mlp(Rank& rank, Executor executor) {
   const auto make = [](const Rank& of) {
     manual_seed(static_cast<std::uint64_t>(of.index()));
     auto model = std::make_unique<nn::Sequential>(
@@ -143,7 +146,7 @@ void simple_mlp(Rank& rank) {
     return model;
   };
   const std::vector<std::string> marks = {"begin root", "end root", "back to end root"};
-  compare(rank, marks, make, [](const Rank& of) {
+  compare(rank, executor, marks, make, [](const Rank& of) {
     manual_seed(static_cast<std::uint64_t>(of.index()));
     return randn({2, width}, {f32, compute});
   });
@@ -210,7 +213,7 @@ void trace_use_training_state(Rank& rank) {
   rank.check.eq(stats.hits, 2u, "calls by the program");
 }
 
-void transformer(Rank& rank) {
+void transformer(Rank& rank, Executor executor) {
   const auto make = [](const Rank& of) {
     manual_seed(static_cast<std::uint64_t>(of.index()));
     auto model = std::make_unique<Transformer>();
@@ -221,7 +224,7 @@ void transformer(Rank& rank) {
   };
   const std::vector<std::string> marks = {"begin layers.0", "end layers.1", "back to end layers.1",
                                           "back to begin layers.1", "back to end layers.0"};
-  compare(rank, marks, make, [](const Rank& of) {
+  compare(rank, executor, marks, make, [](const Rank& of) {
     manual_seed(static_cast<std::uint64_t>(of.index()));
     return randint(0, vocabulary, {2, longest}, {i64, compute});
   });
@@ -230,14 +233,22 @@ void transformer(Rank& rank) {
 }  // namespace
 
 std::vector<Scenario> s4_training() {
+  const auto by = [](const std::string& id, const std::string& test, void (*body)(Rank&, Executor),
+                     Executor executor) {
+    return scenario(id, test, Harness::processes, {2}, Grid<>(), [=](Rank& rank) { body(rank, executor); });
+  };
+  const std::string mlp = "test_simple_mlp_fullgraph_backend_", whole = "test_transformer_fullgraph_backend_",
+                    replay = "aot_eager", partition = "aot_eager_decomp_partition", fused = "inductor";
   return {scenario("S4.1", "test_disable_compiling_hooks", Harness::processes, {2, 4},
                    Grid(Axis<bool>{"skip_fsdp_hooks", {false, true}}), disable_compiling_hooks),
           scenario("S4.2", "test_dynamo_trace_use_training_state", Harness::processes, {2}, Grid<>(),
                    trace_use_training_state),
-          scenario("S4.4", "test_simple_mlp_fullgraph_backend_aot_eager", Harness::processes, {2}, Grid<>(),
-                   simple_mlp),
-          scenario("S4.7", "test_transformer_fullgraph_backend_aot_eager", Harness::processes, {2}, Grid<>(),
-                   transformer)};
+          by("S4.4", mlp + replay, simple_mlp, Executor::replay),
+          by("S4.5", mlp + partition, simple_mlp, Executor::partition),
+          by("S4.6", mlp + fused, simple_mlp, Executor::fused),
+          by("S4.7", whole + replay, transformer, Executor::replay),
+          by("S4.8", whole + partition, transformer, Executor::partition),
+          by("S4.9", whole + fused, transformer, Executor::fused)};
 }
 
 }  // namespace sherd::scenarios

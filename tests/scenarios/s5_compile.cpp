@@ -35,20 +35,24 @@ struct Trained {
 };
 
 void fsdp_compile(Rank& rank, ShardingStrategy strategy, bool skip_fsdp_guards) {
-  Trained reference(rank, strategy), compiled(rank, strategy);
-  nn::compile(compiled.model, {.managed_parameters = skip_fsdp_guards ? ManagedParameters::trusted
-                                                                      : ManagedParameters::guarded});
-  for (int i = 0; i < 10; ++i) {
-    const Tensor expected = reference.step();
-    rank.check.same(compiled.step(), expected, fmt::format("loss {}", i));
+  for (const Executor executor : {Executor::replay, Executor::partition, Executor::fused}) {
+    Trained reference(rank, strategy), compiled(rank, strategy);
+    nn::compile(compiled.model, {.executor = executor,
+                                 .managed_parameters = skip_fsdp_guards ? ManagedParameters::trusted
+                                                                        : ManagedParameters::guarded});
+    for (int i = 0; i < 10; ++i) {
+      const Tensor expected = reference.step();
+      rank.check.same(compiled.step(), expected,
+                      fmt::format("executor {}, loss {}", static_cast<int>(executor), i));
+    }
+    check_parameters(rank, reference.model, compiled.model);
+    const CompileStats stats = nn::compiled_programs(compiled.model).stats();
+    rank.check.eq(stats.eager, 0u, "calls that ran eagerly");
+    // Whatever is called meets its program once and hits it nine times.
+    rank.check.eq(stats.hits, 9 * stats.frames, "calls by programs");
+    // Both halves of each of the four layers at least.
+    rank.check.eq(stats.graphs >= 8, true, "forwards and backwards of the layers");
   }
-  check_parameters(rank, reference.model, compiled.model);
-  const CompileStats stats = nn::compiled_programs(compiled.model).stats();
-  rank.check.eq(stats.eager, 0u, "calls that ran eagerly");
-  // Whatever is called meets its program once and hits it nine times.
-  rank.check.eq(stats.hits, 9 * stats.frames, "calls by programs");
-  // Both halves of each of the four layers at least.
-  rank.check.eq(stats.graphs >= 8, true, "forwards and backwards of the layers");
 }
 
 }  // namespace

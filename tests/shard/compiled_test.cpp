@@ -50,6 +50,7 @@ struct Way {
   bool recomputes = false, steps_within = false, inner_part = false;
   std::optional<ManagedParameters> model{};  ///< the whole of it is compiled, split at its sharded modules
   ShardingHooks hooks = ShardingHooks::around;
+  Executor executor = Executor::replay;
 };
 std::vector<Way> ways() {
   std::vector<Way> all{{"plain", {}},
@@ -72,6 +73,7 @@ std::vector<Way> ways() {
     other.hooks = ShardingHooks::inside;
     all.push_back(other);
   }
+  for (std::size_t i = 0; i < all.size(); ++i) all[i].executor = static_cast<Executor>(i % 3);
   return all;
 }
 
@@ -87,13 +89,15 @@ std::vector<std::vector<double>> train(World& world, shard::GroupLayout layout, 
     shard::fully_shard(block, options);
     if (!here || way.model) continue;
     if (way.inner_part)
-      nn::compile(block.in);
+      nn::compile(block.in, {.executor = way.executor});
     else
-      nn::compile(block);
+      nn::compile(block, {.executor = way.executor});
   }
   shard::fully_shard(net, options);
   net.head.eval();  // whose call is the same in both modes of the model
-  if (here && way.model) nn::compile(net, {.managed_parameters = *way.model, .sharding_hooks = way.hooks});
+  if (here && way.model)
+    nn::compile(net,
+                {.executor = way.executor, .managed_parameters = *way.model, .sharding_hooks = way.hooks});
   nn::Adam optimizer(net.parameters(), {.lr = 0.02});
   std::optional<shard::StepInBackward> within;
   if (way.steps_within) within.emplace(optimizer);

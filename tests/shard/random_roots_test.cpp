@@ -625,10 +625,12 @@ void compile_some(Models& models, std::uint64_t seed, int rank, Compiles what) {
   for (Piece* piece : pieces_of(models))
     if (what == Compiles::pieces && static_cast<nn::Module*>(piece)->compiled() == nullptr &&
         once_in(random, 2))
-      nn::compile(*piece, {.sharding_hooks = ShardingHooks::inside});
+      nn::compile(*piece,
+                  {.executor = static_cast<Executor>(random() % 3), .sharding_hooks = ShardingHooks::inside});
   for (const nn::NamedModule& m : models.named_modules())
     if (what == Compiles::layers && dynamic_cast<nn::Linear*>(m.module) != nullptr && !once_in(random, 3))
-      nn::compile(*m.module, {.managed_parameters = once_in(random, 2) ? ManagedParameters::trusted
+      nn::compile(*m.module, {.executor = static_cast<Executor>(random() % 3),
+                              .managed_parameters = once_in(random, 2) ? ManagedParameters::trusted
                                                                        : ManagedParameters::guarded});
 }
 

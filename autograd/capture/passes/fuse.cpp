@@ -13,6 +13,7 @@ namespace {
 
 using ops::Lies;
 using ops::Region;
+using ops::RowSpace;
 
 constexpr std::size_t most_members = 64;
 /// Ops after its last one that a region waits for another: what it reads lives on meanwhile.
@@ -48,7 +49,7 @@ class Growing {
     lies_.resize(inputs_.size());
     for (const auto& [input, lies] : joining->lies_of)
       if (std::ranges::find(lies_[input], lies) == lies_[input].end()) lies_[input].push_back(lies);
-    members_.push_back({i, std::move(joining->in), joining->lies});
+    members_.push_back({i, std::move(joining->in), joining->lies, joining->columns});
     const TracedTensor& out = traced.out[0];
     if (traced.op->writes(0)) {
       const Value written = members_.back().in[0];
@@ -101,7 +102,8 @@ class Growing {
   struct Member {
     std::size_t op;
     std::vector<Value> in;
-    Lies lies;  // its result
+    Lies lies;             // its result
+    std::int64_t columns;  // of it, where that has rows
   };
   /// What an op would be as a member.
   struct Joining {
@@ -109,6 +111,8 @@ class Growing {
     std::vector<TracedTensor> inputs{};                   // new ones
     std::vector<std::pair<std::size_t, Lies>> lies_of{};  // inputs
     Lies lies = Lies::full;
+    std::int64_t columns = 0;
+    bool is_part = false;  // an operand is one of another's rows
   };
 
   Device device_of(const TracedOp& traced) const { return trace_.storages[traced.out[0].storage].device; }
@@ -125,41 +129,62 @@ class Growing {
   std::optional<Joining> look_at(const TracedOp& traced) const {
     const TracedTensor& out = traced.out[0];
     const bool writes = traced.op->writes(0);
+    std::vector<Shape> shapes;
+    for (const TracedTensor& t : traced.in) shapes.push_back(t.layout.shape);
     Joining joining;
-    if (ops::row_sum(*traced.op, traced.in[0].layout.shape, traced.in[0].dtype)) {
-      // Each row of the space is one that is summed.
-      const Shape& summed = traced.in[0].layout.shape;
-      if (summed.numel() != region_->space.shape.numel() || summed.back() != region_->space.columns())
-        return {};
+    if (ops::row_sum(*traced.op, shapes[0], traced.in[0].dtype)) {
+      const std::optional<RowSpace> space = space_of_rows(shapes[0]);
       joining.lies = Lies::row;
-      if (!add_operand(traced.in[0], summed, false, joining)) return {};
+      if (!space || !add_operand(traced.in[0], *space, shapes[0], false, joining)) return {};
+    } else if (!ops::row_parts(*traced.op, shapes).empty()) {
+      const std::optional<RowSpace> whole = space_of_rows(out.layout.shape);
+      if (!whole) return {};
+      joining.columns = whole->columns();
+      for (std::size_t k = 0; k < traced.in.size(); ++k) {
+        const std::optional<RowSpace> space = space_of_rows(shapes[k]);
+        if (!space || !add_operand(traced.in[k], *space, shapes[k], false, joining)) return {};
+      }
     } else {
       if (!ops::joins_regions(*traced.op, device_.type)) return {};
-      const std::optional<Lies> lies = ops::lies_over(region_->space, out.layout, out.layout.shape);
+      const std::optional<RowSpace> space = ops::space_of_member(region_->space, out.layout.shape);
+      if (!space) return {};
+      const std::optional<Lies> lies = ops::lies_over(*space, out.layout, out.layout.shape);
       if (lies != Lies::full && lies != Lies::row) return {};
-      if (*lies == Lies::row && region_->space.columns() > ops::most_columns) return {};
+      if (*lies == Lies::row && space->columns() > ops::most_columns) return {};
       joining.lies = *lies;
+      joining.columns = space->columns();
       for (std::size_t k = 0; k < traced.in.size(); ++k)
-        if (!add_operand(traced.in[k], out.layout.shape, writes && k == 0, joining)) return {};
+        if (!add_operand(traced.in[k], *space, out.layout.shape, writes && k == 0, joining)) return {};
     }
     if (!writes && (!is_dense(out.layout) || trace_.storages[out.storage].maker != traced_index(traced) ||
                     trace_.storages[out.storage].outside))
       return {};
+    // Rows of another length belong here only where they come of the region's.
+    const bool others = joining.columns != region_->space.columns() && joining.lies == Lies::full;
+    if (others && std::ranges::none_of(joining.in, &Value::made)) return {};
+    if ((others || joining.is_part) &&
+        std::max(joining.columns, region_->space.columns()) > ops::most_columns)
+      return {};
     return joining;
+  }
+  /// The space whose rows are those of a tensor of this shape.
+  std::optional<RowSpace> space_of_rows(const Shape& shape) const {
+    const std::optional<RowSpace> space = ops::space_of_member(region_->space, shape);
+    const bool whole = space && space->shape.numel() == shape.numel() && space->columns() == shape.back();
+    return whole && shape.back() <= ops::most_columns ? space : std::nullopt;
   }
   std::uint32_t traced_index(const TracedOp& traced) const {
     return static_cast<std::uint32_t>(&traced - trace_.ops.data());
   }
 
-  bool add_operand(const TracedTensor& t, const Shape& shape, bool written, Joining& joining) const {
+  bool add_operand(const TracedTensor& t, const RowSpace& space, const Shape& shape, bool written,
+                   Joining& joining) const {
     if (t.storage == TracedTensor::none) return false;
-    const std::optional<Lies> lies = ops::lies_over(region_->space, t.layout, shape);
+    const std::optional<Lies> lies = ops::lies_over(space, t.layout, shape);
     if (!lies || (written && *lies != joining.lies)) return false;
     if (const auto known = made_.find(t.storage); known != made_.end()) {
-      const Member& maker = members_[known->second];
-      const bool one_row = maker.lies == Lies::row && region_->space.rows() == 1 && *lies == Lies::number;
-      if ((*lies != maker.lies && !one_row) || t.layout.offset != 0 ||
-          t.dtype != trace_.ops[maker.op].out[0].dtype)
+      if (t.dtype != trace_.ops[members_[known->second].op].out[0].dtype ||
+          !shows(t, *lies, space, members_[known->second], joining) || (written && joining.is_part))
         return false;
       joining.in.push_back({true, known->second, t.layout});
       return true;
@@ -181,6 +206,18 @@ class Growing {
     joining.lies_of.emplace_back(inputs_.size() + joining.inputs.size(), *lies);
     joining.inputs.push_back(t);
     return true;
+  }
+  /// Whether what a member reads so is what another one made, or the same part of each of its rows.
+  bool shows(const TracedTensor& t, Lies lies, const RowSpace& space, const Member& maker,
+             Joining& joining) const {
+    if (maker.lies == Lies::row)
+      return t.layout.offset == 0 &&
+             (lies == Lies::row || (region_->space.rows() == 1 && lies == Lies::number));
+    if (lies == Lies::full && t.layout.offset == 0 &&
+        t.layout.shape.numel() == region_->space.rows() * maker.columns)
+      return true;
+    joining.is_part = true;
+    return space.shape == t.layout.shape && ops::row_part(space, t.layout, maker.columns).has_value();
   }
   /// Whether all members have element i of the input at one place of the space.
   bool lies_so(std::size_t i, Lies lies, const Joining& joining) const {
