@@ -226,12 +226,25 @@ void convert_row(const void*, std::int64_t n, std::byte* const* at, const std::i
   auto* to = reinterpret_cast<To*>(at[0]);
   if constexpr (std::is_same_v<compute_t<From>, float> && std::is_same_v<compute_t<To>, float> &&
                 !std::is_same_v<From, To>)
-    for_vectors<float>(n, [&](std::int64_t j, auto count) { put<float>(to + j, take<float>(from + j, count), count); });
+    for_vectors<float>(
+        n, [&](std::int64_t j, auto count) { put<float>(to + j, take<float>(from + j, count), count); });
   else
     copy_row(Dim{n, 1, 1}, from, to);
 }
 
 }  // namespace
+
+namespace {
+
+void round_row(const void*, std::int64_t n, std::byte* const* at, const std::int64_t*) {
+  const auto* from = reinterpret_cast<const float*>(at[1]);
+  auto* to = reinterpret_cast<float*>(at[0]);
+  for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(static_cast<BFloat16>(from[i]));
+}
+
+}  // namespace
+
+sherd::detail::Row rounding_to_bf16() { return round_row; }
 
 sherd::detail::Row conversion(DType from, DType to) {
   return with_element(from, [&]<class From>() {

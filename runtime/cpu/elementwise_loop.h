@@ -103,14 +103,14 @@ constexpr Mask numbers_of() {
 template <class T, class O, std::size_t... I>
 void give_typed_loop(const O& op, const LoopTaker& taker, std::index_sequence<I...>) {
   constexpr Mask numbers = numbers_of<O>();
-  const auto give_row = [&]<class Row, class F>(const Row&, const F& f, bool in_f32) {
-    taker.take({Row::best(), numbers, in_f32}, &f, sizeof f);
+  const auto give_row = [&]<class Row, class F>(const Row&, const F& f, bool in_f32, bool on_bits = false) {
+    taker.take({Row::best(), numbers, in_f32, on_bits}, &f, sizeof f);
   };
   if constexpr (HasBits<O> && std::same_as<compute_t<T>, float> && !std::same_as<T, float>) {
     using Row =
         ElementwiseRow<OnBits<O>, numbers, std::uint16_t,
                        std::conditional_t<I == 0 && first_is_condition<O>(), Truth, std::uint16_t>...>;
-    return give_row(Row{}, OnBits<O>{op}, false);
+    return give_row(Row{}, OnBits<O>{op}, false, true);
   }
   const auto give = [&]<class F>(const F& f) {
     constexpr bool in_f32 = std::same_as<compute_t<T>, float> && !std::same_as<T, float> && !is_light<F>();

@@ -44,8 +44,9 @@ using Row = void (*)(const void* functor, std::int64_t n, std::byte* const* at, 
 /// A row and what it wants to be given.
 struct Loop {
   Row row;
-  Mask numbers;  ///< operands of which one may have the step 0
-  bool in_f32;   ///< f32 where an operand is f16 or bf16; an output of theirs is rounded once
+  Mask numbers;          ///< operands of which one may have the step 0
+  bool in_f32;           ///< f32 where an operand is f16 or bf16; an output of theirs is rounded once
+  bool on_bits = false;  ///< of 16-bit floats it sees the bits
 };
 
 /// Bytes of the largest functor of an op whose loop others may run: they copy it.
