@@ -19,7 +19,8 @@ class Partitioning {
   Partitioning(const Recorded& forward, const std::vector<KeptValue>& kept)
       : trace_(forward.trace), numbers_(trace_.storages.size(), none), makers_(trace_.storages.size(), none) {
     for (std::uint32_t i = 0; i < trace_.ops.size(); ++i)
-      if (can_run_again(trace_.ops[i])) makers_[trace_.ops[i].out[0].storage] = i;
+      if (can_run_again(trace_.ops[i]) && bytes(trace_.ops[i].out[0].storage) > 0)
+        makers_[trace_.ops[i].out[0].storage] = i;
     for (const KeptValue& value : kept) {
       if (!trace_.storages[value.storage].rewritten) numbers_[value.storage] = value.number;
       if (value.stays) makers_[value.storage] = none;

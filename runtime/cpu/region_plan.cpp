@@ -256,16 +256,22 @@ class Planning {
     step.over = over;
     step.columns = columns_;
     step.count = static_cast<int>(in.size()) + 1;
+    // The variant of the loop that a call of the op itself takes: of two NaN that meet, it decides which
+    // comes out.
+    const bool gathers = space_.columns() <= short_row && std::ranges::any_of(in, [&](std::uint32_t place) {
+                           return (keeps.in_f32 && !as_f32 && place_dtypes_[place] == DType::f32) ||
+                                  (lies(place) == Lies::apart && step_in(place) != 1);
+                         });
     bool has_number = false;
     for (std::size_t k = 0; k < in.size(); ++k) {
       const Lies how = lies(in[k]);
       step.steps[k + 1] = 1;
       if (how == over) continue;
-      const bool repeats = how == Lies::number || (how == Lies::row && !short_rows_);
-      if (repeats && !has_number && has(keeps.numbers, k + 1)) {
+      const bool repeats = how == Lies::number || how == Lies::row;
+      if (repeats && !has_number && has(keeps.numbers, k + 1) && (how == Lies::number || !gathers)) {
         has_number = true;
         step.steps[k + 1] = 0;
-      } else if (repeats || short_rows_ || (how == Lies::apart && plan_.places[in[k]].step != 1)) {
+      } else if (repeats || short_rows_ || step_in(in[k]) != 1) {
         in[k] = spread(in[k], over);
       }
     }

@@ -1,9 +1,11 @@
 // Fused regions: one op, to the bit what its members give one after the other, whatever lies how.
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <sstream>
 
 #include "autograd/capture/effects.h"
+#include "autograd/capture/min_cut.h"
 #include "autograd/capture/passes/fuse.h"
 #include "autograd/capture/program.h"
 #include "autograd/compile.h"
@@ -122,21 +124,25 @@ TEST_CASE("fuse: every elementwise op has its bits as a member, on any dtype, si
                                           : shape;
             Tensor t = numbers(own, dtype, static_cast<unsigned>(10 * how + k), listing.low, listing.high);
             if (k == 0 && listing.arity == 3) t = greater(numbers(own, f32, static_cast<unsigned>(how)), 0.0);
+            // Of two that are NaN the same one comes out.
+            if (is_floating(t.dtype()) && how >= 6) fill_(t, k % 2 == 0 ? std::nan("") : -std::nan(""));
             in.push_back(kind == 4 ? apart(t, how) : t);
           }
-          in.push_back(numbers(shape, dtype, 99));
           const Step step = [&](std::span<const Tensor> x) {
             Tensors given;
-            for (int k = 0; k < listing.arity; ++k) given.push_back(x[static_cast<std::size_t>(k)]);
-            const Tensor y = apply(*listing.op, Inputs(given.begin(), given.size()))[0];
-            return std::vector<Tensor>{y, equal(x.back(), x.back())};  // which is as large as the space
+            for (int k = 0; k < listing.arity; ++k) {
+              const Tensor& own = x[static_cast<std::size_t>(k)];
+              // Of those that are as large as the space, what another member gives.
+              given.push_back(own.shape() == shape ? where(equal(own, own), own, own) : own);
+            }
+            return std::vector<Tensor>{apply(*listing.op, Inputs(given.begin(), given.size()))[0]};
           };
           Program::Impl program = fused(step, in);
           tried += regions(program).size();
           check_bits(step, in, program);
         }
     }
-  CHECK(tried > 5000);
+  CHECK(tried > 4000);
 }
 
 TEST_CASE("fuse: casts and sums of rows are members, of 16 bits as they round") {
@@ -228,6 +234,29 @@ TEST_CASE("fuse: a region ends before what would find something else behind it")
   fill_(found, 0);
   program.replay({});
   CHECK(seen == std::vector<float>{3, 6.5});
+}
+
+TEST_CASE("fuse: a region that waits, or gives what is kept, needs no more memory than its ops") {
+  const auto packed = [](const Recorded& of) {
+    const Program::Impl program(of, {});
+    return program.workspaces.empty() ? std::size_t{0} : program.workspaces[0].packing.bytes;
+  };
+  const Tensor w = randn({64, 64});
+  const auto sums = [&](const auto& of_product) {
+    return [&w, of_product](std::span<const Tensor> in) {
+      Tensor y = in[0];
+      for (int i = 0; i < 24; ++i) y = add(y, of_product(matmul(in[0], w)));
+      return std::vector<Tensor>{y};
+    };
+  };
+  const Step steps[] = {sums([](const Tensor& t) { return relu(t); }),
+                        sums([](const Tensor& t) { return mean(t, {-1}, Keep::dims); }),
+                        sums([](const Tensor& t) { return to(to(relu(t), bf16), f32); })};
+  for (const Step& step : steps) {
+    const NoGrad guard;
+    const Recorded recorded = heard(step, {randn({32, 64})});
+    CHECK(packed(fuse(recorded)) <= packed(recorded) + 32 * 64 * 4);
+  }
 }
 
 TEST_CASE("fuse: a value that is read through a view of another shape is one of the region all the same") {
@@ -412,7 +441,7 @@ TEST_CASE("fuse: compiled random functions have the bits of eager ones, forward 
     CHECK(compiled.stats().hits == 3);
     fewer += compiled.text().find("fused[") != std::string::npos ? 1 : 0;
   }
-  CHECK(fewer > 70);
+  CHECK(fewer > 60);
 }
 
 TEST_CASE("partition: a backward makes again what is cheaper so, and has eager's bits") {
@@ -445,5 +474,93 @@ TEST_CASE("partition: a backward makes again what is cheaper so, and has eager's
       return count;
     };
     CHECK(kept(texts[k]) < kept(texts[0]));
+  }
+}
+
+TEST_CASE("fuse: a block of small ops is half as many launches, forward and backward, and stores less") {
+  constexpr std::int64_t tokens = 6, width = 16, heads = 2, head = 8, inner = 24;
+  struct Weights {
+    Tensor attention_gain = ones({width}), gain = ones({width}), qkv = randn({3 * width, width}),
+           out = randn({width, width}), gate = randn({inner, width}), up = randn({inner, width}),
+           down = randn({width, inner});
+    std::vector<Tensor> all() const { return {attention_gain, gain, qkv, out, gate, up, down}; }
+  } w;
+  for (Tensor t : w.all()) t.requires_grad_();
+  const Tensor cosine = randn({tokens, 1, head}), sine = randn({tokens, 1, head});
+  const auto norm = [](const Tensor& x, const Tensor& gain) {
+    return mul(mul(x, rsqrt(add(mean(square(x), {-1}, Keep::dims), 1e-5))), gain);
+  };
+  const auto turn = [&](const Tensor& x) {
+    const Tensor turned = cat({neg(narrow(x, -1, head / 2, head / 2)), narrow(x, -1, 0, head / 2)}, -1);
+    return add(mul(x, cosine), mul(turned, sine));
+  };
+  const Step block = [&](std::span<const Tensor> in) {
+    const Tensor projected = linear(norm(in[0], w.attention_gain), w.qkv, {});
+    const auto part = [&](int i) {
+      return reshape(narrow(projected, -1, i * width, width), {tokens, heads, head});
+    };
+    const Tensor q = transpose(turn(part(0)), 0, 1), k = transpose(turn(part(1)), 0, 1),
+                 v = transpose(part(2), 0, 1);
+    const Tensor mixed = matmul(softmax(mul(matmul(q, transpose(k, 1, 2)), 0.35), -1), v);
+    const Tensor x = add(in[0], linear(reshape(transpose(mixed, 0, 1), {tokens, width}), w.out, {}));
+    const Tensor y = norm(x, w.gain), gate = linear(y, w.gate, {});
+    return std::vector<Tensor>{
+        add(x, linear(mul(mul(gate, sigmoid(gate)), linear(y, w.up, {})), w.down, {}))};
+  };
+  CompileStats stats[3];
+  std::vector<Tensor> results[3];
+  for (const Executor executor : {Executor::replay, Executor::partition, Executor::fused}) {
+    const auto number = static_cast<std::size_t>(executor);
+    const Compiled compiled = compile(block, {.executor = executor});
+    for (int call = 0; call < 2; ++call) {
+      Tensor x = numbers({tokens, width}, f32, 1);
+      x.requires_grad_();
+      for (const Tensor& t : w.all()) t.set_grad({});
+      const Tensor y = compiled({x})[0];
+      sum(square(y)).backward();
+      results[number] = {y.detach(), x.grad()};
+      for (const Tensor& t : w.all()) results[number].push_back(t.grad());
+    }
+    stats[number] = compiled.stats();
+    INFO(compiled.text());
+    for (std::size_t i = 0; i < results[0].size(); ++i) CHECK(same_bits(results[0][i], results[number][i]));
+  }
+  INFO(stats[0].launches << " launches, " << stats[2].launches << " fused, " << stats[2].regions
+                         << " regions of " << stats[2].ops_in_regions);
+  CHECK(stats[0].regions == 0);
+  CHECK(stats[2].regions >= 10);
+  CHECK(2 * stats[2].launches <= stats[0].launches);
+  CHECK(stats[2].bytes_saved > 0);
+}
+
+TEST_CASE("a minimal cut costs what the cheapest of all cuts does") {
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    std::mt19937 random(seed);
+    const std::size_t nodes = 2 + random() % 7;
+    struct Arc {
+      std::size_t from, to;
+      std::int64_t capacity;
+    };
+    std::vector<Arc> arcs;
+    MinCut cut(nodes);
+    for (std::size_t i = 0; i < 2 * nodes; ++i) {
+      arcs.push_back({random() % nodes, random() % nodes, static_cast<std::int64_t>(random() % 9)});
+      cut.add(arcs.back().from, arcs.back().to, arcs.back().capacity);
+    }
+    const auto cost = [&](const auto& before) {
+      std::int64_t sum = 0;
+      for (const Arc& arc : arcs)
+        if (before(arc.from) && !before(arc.to)) sum += arc.capacity;
+      return sum;
+    };
+    std::int64_t cheapest = MinCut::never;
+    for (std::size_t side = 0; side < std::size_t{1} << nodes;
+         ++side)  // of the source, node 0, from the sink, node 1
+      if ((side & 3) == 1)
+        cheapest = std::min(cheapest, cost([&](std::size_t n) { return (side >> n & 1) != 0; }));
+    const std::vector<bool> before = cut.run(0, 1);
+    CHECK(before[0]);
+    CHECK_FALSE(before[1]);
+    CHECK(cost([&](std::size_t n) { return static_cast<bool>(before[n]); }) == cheapest);
   }
 }

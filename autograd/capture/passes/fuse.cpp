@@ -39,7 +39,7 @@ class Growing {
         (asks && (asking_ || traced.op->mutating())))
       return false;
     std::optional<Joining> joining = look_at(traced);
-    if (!joining) return false;
+    if (!joining || (!members_.empty() && !relates(*joining))) return false;
     for (const TracedTensor& t : joining->inputs) {
       inputs_.push_back(t);
       region_->inputs.emplace_back(t.dtype, t.layout);
@@ -69,6 +69,20 @@ class Growing {
     return std::ranges::any_of(traced.out,
                                [&](const TracedTensor& t) { return writes(t.storage) || reads(t.storage); });
   }
+  /// Whether it holds no more memory while it waits than its members' results would. `is_over(storage)`:
+  /// whether nobody uses it later; `is_freed(storage)`: whether it is freed then.
+  template <class IsOver, class IsFreed>
+  bool may_wait(const IsOver& is_over, const IsFreed& is_freed) const {
+    std::size_t held = 0, made = 0;
+    for (const auto& [storage, count] : count_uses()) {
+      const std::size_t bytes = trace_.storages[storage].bytes;
+      if (makes(storage))
+        made += is_freed(storage) && !is_over(storage) ? bytes : 0;
+      else
+        held += is_freed(storage) && is_over(storage) ? bytes : 0;
+    }
+    return held <= made;
+  }
   /// Whether it asks an owner, before who asks next.
   bool asks() const { return asking_.has_value(); }
   /// Whether a member made the storage.
@@ -80,9 +94,7 @@ class Growing {
   /// others than these uses, of members, want a storage that a member made.
   template <class F>
   void put(std::vector<TracedOp>& ops, const F& is_used_elsewhere) {
-    std::unordered_map<std::uint32_t, std::size_t> uses;
-    for (const Member& member : members_)
-      each_tensor_of(trace_.ops[member.op], [&](const TracedTensor& t) { ++uses[t.storage]; });
+    std::unordered_map<std::uint32_t, std::size_t> uses = count_uses();
     const auto is_given = [&](std::uint32_t storage) { return is_used_elsewhere(storage, uses[storage]); };
     if (members_.size() == 1)
       ops.push_back(trace_.ops[members_[0].op]);
@@ -115,6 +127,12 @@ class Growing {
     bool is_part = false;  // an operand is one of another's rows
   };
 
+  std::unordered_map<std::uint32_t, std::size_t> count_uses() const {
+    std::unordered_map<std::uint32_t, std::size_t> uses;
+    for (const Member& member : members_)
+      each_tensor_of(trace_.ops[member.op], [&](const TracedTensor& t) { ++uses[t.storage]; });
+    return uses;
+  }
   Device device_of(const TracedOp& traced) const { return trace_.storages[traced.out[0].storage].device; }
   bool writes(std::uint32_t storage) const {
     if (makes(storage)) return true;
@@ -219,6 +237,12 @@ class Growing {
     joining.is_part = true;
     return space.shape == t.layout.shape && ops::row_part(space, t.layout, maker.columns).has_value();
   }
+  /// Whether it reads what a member made or reads: what has nothing to do with the region would hold its
+  /// inputs, and they its results, for nothing.
+  bool relates(const Joining& joining) const {
+    return std::ranges::any_of(joining.in,
+                               [&](const Value& v) { return v.made || v.number < inputs_.size(); });
+  }
   /// Whether all members have element i of the input at one place of the space.
   bool lies_so(std::size_t i, Lies lies, const Joining& joining) const {
     if (i < inputs_.size() && std::ranges::any_of(lies_[i], [&](Lies other) { return other != lies; }))
@@ -278,8 +302,15 @@ class Fusing {
     for (const TracedOp& traced : ops())
       if (!traced.op->is_view()) each_tensor_of(traced, [&](const TracedTensor& t) { ++uses_[t.storage]; });
     for (const TracedTensor& t : program_.outputs) ++uses_[t.storage];
-    if (program_.cut)
-      for (const auto& [storage, number] : program_.cut->made) ++uses_[storage];
+    freed_.resize(uses_.size());
+    seen_.resize(uses_.size());
+    for (std::size_t s = 0; s < freed_.size(); ++s)
+      freed_[s] = program_.trace.storages[s].maker != TracedTensor::none;
+    if (program_.cut) {
+      for (const auto& [storage, number] : program_.cut->made) ++uses_[storage], freed_[storage] = false;
+      for (const auto& [storage, number] : program_.cut->kept) freed_[storage] = true;
+    }
+    for (const TracedTensor& t : program_.outputs) freed_[t.storage] = false;
     for (const Effect& effect : program_.effects) effects_.push_back(effect.before);
     std::ranges::sort(effects_);
   }
@@ -291,6 +322,8 @@ class Fusing {
       while (!growing_.empty() && growing_.front().last() + patience < i) end(growing_.begin());
       place.push_back(done_.size());
       add(i);
+      if (!ops()[i].op->is_view())
+        each_tensor_of(ops()[i], [&](const TracedTensor& t) { ++seen_[t.storage]; });
     }
     end_all();
     place.push_back(done_.size());
@@ -312,8 +345,9 @@ class Fusing {
     if (traced.op->call_among_ranks() != nullptr) end_all();
     const bool may_join = traced.out.size() == 1 && !traced.in.empty() && !traced.once &&
                           traced.op->call_among_ranks() == nullptr;
-    if (may_join && joined(i)) return;
+    if (may_join && joined(i)) return end_what_holds(std::prev(growing_.end()));
     end_before(traced, growing_.end());
+    end_what_holds(growing_.end());
     if (!may_join || !begun(i)) done_.push_back(traced);
   }
   /// Ends the regions that may not run behind the op, but for the one that took it. Owners hear who asks in
@@ -323,6 +357,16 @@ class Fusing {
     for (auto its = growing_.begin(); its != growing_.end();) {
       const auto region = its++;
       if (region != but && (region->conflicts(traced) || (asks && region->asks()))) end(region);
+    }
+  }
+
+  /// Ends the regions that would hold memory while another op runs, but for the one that took it.
+  void end_what_holds(std::list<Growing>::iterator but) {
+    const auto is_over = [&](std::uint32_t storage) { return seen_[storage] == uses_[storage]; };
+    const auto is_freed = [&](std::uint32_t storage) { return freed_[storage]; };
+    for (auto its = growing_.begin(); its != growing_.end();) {
+      const auto region = its++;
+      if (region != but && !region->may_wait(is_over, is_freed)) end(region);
     }
   }
 
@@ -357,6 +401,8 @@ class Fusing {
 
   Recorded program_;
   std::vector<std::size_t> uses_;  // by storage: of ops, and of who has it after the program
+  std::vector<std::size_t> seen_;  // the same of the ops so far
+  std::vector<bool> freed_;        // by storage: after its last use
   std::vector<std::size_t> effects_;
   std::list<Growing> growing_;
   std::vector<TracedOp> done_;
