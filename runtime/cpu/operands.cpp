@@ -88,9 +88,14 @@ Operands operands_of(Inputs in, const Tensor& out) {
 }
 
 namespace {
+/// A loop, and the kernel that runs it: whoever has put another one in its place means that one.
+struct LoopOfKernel {
+  LoopOf loop;
+  Kernel kernel;
+};
 struct Loops {
   std::mutex mutex;
-  std::unordered_map<const KernelRow*, LoopOf> of{};
+  std::unordered_map<const KernelRow*, LoopOfKernel> of{};
 };
 /// Never destroyed, as rows of kernels are not.
 Loops& loops() {
@@ -102,12 +107,13 @@ Loops& loops() {
 LoopOf loop_of(const KernelRow& row) {
   const std::scoped_lock lock(loops().mutex);
   const auto known = loops().of.find(&row);
-  return known == loops().of.end() ? nullptr : known->second;
+  const bool stands = known != loops().of.end() && row.on(DeviceType::cpu) == known->second.kernel;
+  return stands ? known->second.loop : nullptr;
 }
 void add_loop(const KernelRow& row, LoopOf loop, bool light) {
   ops::set_effort(row, light ? ops::Effort::light : ops::Effort::heavy);
   const std::scoped_lock lock(loops().mutex);
-  loops().of[&row] = loop;
+  loops().of[&row] = {loop, row.on(DeviceType::cpu)};
 }
 
 void RunsRows::take(const Loop& loop, const void* functor, std::size_t) const {

@@ -64,7 +64,7 @@ class LoopTaker {
 /// Gives the loop of an op, `op` as its kernel has it, on inputs of `dtype` (the last one's).
 using LoopOf = void (*)(const void* op, DType dtype, const LoopTaker& taker);
 /// The loops of the ops of a row of kernels, for who runs several of them over one row: null where they have
-/// none.
+/// none, or the CPU's kernel is no longer the one that `add_loop` found there.
 SHERD_API LoopOf loop_of(const KernelRow& row);
 SHERD_API void add_loop(const KernelRow& row, LoopOf loop, bool light);
 

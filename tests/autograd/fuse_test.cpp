@@ -10,6 +10,7 @@
 #include "autograd/capture/program.h"
 #include "autograd/compile.h"
 #include "runtime/apply.h"
+#include "runtime/cpu/elementwise_loop.h"
 #include "runtime/ops.h"
 #include "runtime/ops/fused_region.h"
 #include "runtime/ops/listing.h"
@@ -89,7 +90,35 @@ Tensor apart(const Tensor& t, int how) {
   }
 }
 
+/// An application's ops.
+struct Twice : Functor<"twice", 1, floating_dtypes> {
+  static constexpr bool differentiable = false;
+  constexpr auto operator()(auto x) const { return x + x; }
+};
+struct Replaced : Functor<"replaced", 1, floating_dtypes> {
+  static constexpr bool differentiable = false;
+  constexpr auto operator()(auto x) const { return x; }
+};
+void thrice(const Replaced&, Inputs in, Outputs out) { copy_(out[0], mul(in[0], 3.0)); }
+
 }  // namespace
+
+TEST_CASE("fuse: an application's own op is a member, but for one whose kernel it replaced") {
+  cpu::add_elementwise<Twice>();
+  cpu::add_elementwise<Replaced>();
+  add_kernel<thrice>(DeviceType::cpu);
+  const std::vector<Tensor> in{numbers({3, 9}, f32, 1)};
+  const Step own = [](std::span<const Tensor> x) {
+    return std::vector<Tensor>{exp(sherd::apply(Twice{}, neg(x[0])))};
+  };
+  CHECK(regions(fused(own, in)) == std::vector<std::size_t>{3});
+  check_bits(own, in);
+  const Step replaced = [](std::span<const Tensor> x) {
+    return std::vector<Tensor>{exp(sherd::apply(Replaced{}, neg(x[0])))};
+  };
+  CHECK(regions(fused(replaced, in)).empty());
+  check_bits(replaced, in);
+}
 
 TEST_CASE("fuse: ops over one space run as one, and nobody stores what nobody else reads") {
   const Step step = [](std::span<const Tensor> in) {
