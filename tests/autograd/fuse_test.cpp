@@ -226,6 +226,47 @@ TEST_CASE("fuse: memory that is read as rows and as columns is not written in on
   check_bits(step, {numbers({6, 6}, f32, 1), numbers({6}, f32, 2)});
 }
 
+TEST_CASE("fuse: every op has its bits between members of regions, and so have its gradients") {
+  std::size_t programs = 0, members = 0;
+  for_each_case_and_dtype([&](const Case& c, DType dtype) {
+    const std::vector<Tensor> in = draw(c, dtype, small_shapes(c));
+    const auto among_members = [](std::span<const Tensor> of) {
+      std::vector<Tensor> list;
+      for (const Tensor& t : of)
+        list.push_back(t.defined() && is_floating(t.dtype()) ? neg(mul(neg(t), 1.0)) : t);
+      return list;
+    };
+    const auto compare = [&](const Step& step) {
+      manual_seed(7);
+      Recorded whole;
+      try {
+        whole = heard(step, in);
+      } catch (const StateError&) {
+        return;  // reads values, which no program does
+      }
+      Program::Impl program(fuse(std::move(whole)), {});
+      ++programs;
+      for (const std::size_t size : regions(program)) members += size;
+      manual_seed(7);
+      const std::vector<Tensor> got = program.replay(in);
+      manual_seed(7);
+      const std::vector<Tensor> expected = step(in);
+      REQUIRE(got.size() == expected.size());
+      for (std::size_t i = 0; i < got.size(); ++i) CHECK(same_bits(got[i], expected[i]));
+    };
+    compare([&](std::span<const Tensor> x) { return among_members(run(c, among_members(x))); });
+    if (c.gradients && is_floating(dtype))
+      compare([&](std::span<const Tensor> x) {
+        std::vector<Tensor> slopes;
+        for (const Tensor& g : gradients(c, among_members(x), Lay::dense))
+          if (g.defined()) slopes.push_back(neg(mul(g, 0.5)));
+        return slopes;
+      });
+  });
+  CHECK(programs > 300);
+  CHECK(members > 1000);
+}
+
 TEST_CASE("fuse: a region ends before what would find something else behind it") {
   const Tensor found = zeros({2, 8});
   const auto products = [&](std::span<const Tensor> in) {
