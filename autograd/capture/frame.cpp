@@ -7,7 +7,7 @@
 #include "autograd/capture/resident.h"
 #include "autograd/compile.h"
 #include "autograd/tape.h"
-#include "runtime/ops/fused_region.h"
+#include "runtime/fused_region.h"
 
 namespace sherd {
 namespace {

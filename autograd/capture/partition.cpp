@@ -7,7 +7,7 @@
 
 #include "autograd/capture/min_cut.h"
 #include "autograd/capture/passes/rewrite.h"
-#include "runtime/ops/fused_region.h"
+#include "runtime/fused_region.h"
 
 namespace sherd {
 namespace {

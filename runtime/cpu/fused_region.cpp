@@ -1,5 +1,5 @@
 // Fused regions, tile by tile.
-#include "runtime/ops/fused_region.h"
+#include "runtime/fused_region.h"
 
 #include <algorithm>
 #include <cstring>

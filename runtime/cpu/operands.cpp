@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "runtime/ops/fused_region.h"
+#include "runtime/fused_region.h"
 #include "runtime/tensor.h"
 
 namespace sherd::detail {

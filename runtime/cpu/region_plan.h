@@ -9,7 +9,7 @@
 
 #include "runtime/cpu/operands.h"
 #include "runtime/cpu/row_sum.h"
-#include "runtime/ops/fused_region.h"
+#include "runtime/fused_region.h"
 
 namespace sherd::cpu {
 

@@ -6,7 +6,7 @@
 #include <unordered_map>
 
 #include "autograd/capture/passes/rewrite.h"
-#include "runtime/ops/fused_region.h"
+#include "runtime/fused_region.h"
 
 namespace sherd {
 namespace {

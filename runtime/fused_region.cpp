@@ -1,4 +1,4 @@
-#include "runtime/ops/fused_region.h"
+#include "runtime/fused_region.h"
 
 #include <algorithm>
 #include <array>
