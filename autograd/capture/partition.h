@@ -25,9 +25,9 @@ struct MadeAgain {
 
 /// The cheapest choice (a minimal cut) of which values to keep, by their bytes, and which to make again of
 /// those that are kept, by elementwise ops, casts and sums of rows. A light one costs a sixteenth of what it
-/// reads; a heavy one four times what it writes, so that it pays only where several values come of it. Each
-/// entry is what hangs together. Nothing is made of memory that the program writes more than once, of random
-/// numbers, or by reading what an owner brings.
+/// reads; a heavy one four times what it writes, so that it pays only where several values come of it. An
+/// entry for each set of values that are made of each other or together. Nothing is made of memory that the
+/// program writes more than once, of random numbers, or by reading what an owner brings.
 std::vector<MadeAgain> partition(const Recorded& forward, const std::vector<KeptValue>& kept);
 
 }  // namespace sherd

@@ -234,21 +234,6 @@ void convert_row(const void*, std::int64_t n, std::byte* const* at, const std::i
 
 }  // namespace
 
-namespace {
-
-void round_row(const void*, std::int64_t n, std::byte* const* at, const std::int64_t*) {
-  const auto* from = reinterpret_cast<const float*>(at[1]);
-  auto* to = reinterpret_cast<float*>(at[0]);
-  for_vectors<float>(n, [&](std::int64_t j, auto count) {
-    const Vec<std::uint32_t> bits = bits_of_bf16(take<float>(from + j, count));
-    put<float>(to + j, std::bit_cast<Vec<float>>(bits << 16), count);
-  });
-}
-
-}  // namespace
-
-sherd::detail::Row rounding_to_bf16() { return round_row; }
-
 sherd::detail::Row conversion(DType from, DType to) {
   return with_element(from, [&]<class From>() {
     return with_element(to, [&]<class To>() -> sherd::detail::Row { return convert_row<To, From>; });

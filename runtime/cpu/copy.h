@@ -18,7 +18,5 @@ void copy(std::span<const std::int64_t> sizes, DType from_dtype, const void* fro
 
 /// A row of elements of one dtype as those of another, by the same rules.
 sherd::detail::Row conversion(DType from, DType to);
-/// A row of f32 as bf16 would have it, in f32.
-sherd::detail::Row rounding_to_bf16();
 
 }  // namespace sherd::cpu

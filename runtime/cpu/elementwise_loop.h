@@ -103,14 +103,16 @@ constexpr Mask numbers_of() {
 template <class T, class O, std::size_t... I>
 void give_typed_loop(const O& op, const LoopTaker& taker, std::index_sequence<I...>) {
   constexpr Mask numbers = numbers_of<O>();
-  const auto give_row = [&]<class Row, class F>(const Row&, const F& f, bool in_f32, bool on_bits = false) {
-    taker.take({Row::best(), numbers, in_f32, on_bits}, &f, sizeof f);
+  const auto give_row = [&]<class Row, class F>(const Row&, const F& f, bool in_f32) {
+    constexpr bool copies =
+        std::is_trivially_copyable_v<F> && sizeof(F) <= largest_functor && alignof(F) <= functor_alignment;
+    taker.take({Row::best(), numbers, in_f32}, &f, copies ? sizeof f : 0);
   };
   if constexpr (HasBits<O> && std::same_as<compute_t<T>, float> && !std::same_as<T, float>) {
     using Row =
         ElementwiseRow<OnBits<O>, numbers, std::uint16_t,
                        std::conditional_t<I == 0 && first_is_condition<O>(), Truth, std::uint16_t>...>;
-    return give_row(Row{}, OnBits<O>{op}, false, true);
+    return give_row(Row{}, OnBits<O>{op}, false);
   }
   const auto give = [&]<class F>(const F& f) {
     constexpr bool in_f32 = std::same_as<compute_t<T>, float> && !std::same_as<T, float> && !is_light<F>();
@@ -145,8 +147,7 @@ void run_elementwise(const O& op, Inputs in, Outputs out) {
 template <class O>
 void add_elementwise_kernel() {
   add_kernel<&run_elementwise<O>>(DeviceType::cpu);
-  if constexpr (std::is_trivially_copyable_v<O> && sizeof(O) <= largest_functor)
-    add_loop(kernel_row<O>(), &give_loop<O>, is_light<O>());
+  add_loop(kernel_row<O>(), &give_loop<O>, is_light<O>());
 }
 
 }  // namespace sherd::detail

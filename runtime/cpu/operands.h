@@ -44,16 +44,15 @@ using Row = void (*)(const void* functor, std::int64_t n, std::byte* const* at, 
 /// A row and what it wants to be given.
 struct Loop {
   Row row;
-  Mask numbers;          ///< operands of which one may have the step 0
-  bool in_f32;           ///< f32 where an operand is f16 or bf16; an output of theirs is rounded once
-  bool on_bits = false;  ///< of 16-bit floats it sees the bits
+  Mask numbers;  ///< operands of which one may have the step 0
+  bool in_f32;   ///< f32 where an operand is f16 or bf16; an output of theirs is rounded once
 };
 
-/// Bytes of the largest functor of an op whose loop others may run: they copy it.
-inline constexpr std::size_t largest_functor = 64;
+/// The largest functor, in bytes, and its alignment, that whoever takes a loop may copy.
+inline constexpr std::size_t largest_functor = 64, functor_alignment = 16;
 
-/// Whoever is given a loop and the functor of so many bytes that goes with it, which lives until `take`
-/// returns.
+/// Whoever is given a loop and the functor that goes with it, which lives until `take` returns. `bytes`: of
+/// one that may be copied byte by byte; 0 of others.
 class LoopTaker {
  public:
   virtual void take(const Loop& loop, const void* functor, std::size_t bytes) const = 0;

@@ -33,10 +33,9 @@ class KeepsLoop final : public sherd::detail::LoopTaker {
     to_.row = loop.row;
     numbers = loop.numbers;
     in_f32 = loop.in_f32;
-    on_bits = loop.on_bits;
   }
   mutable Mask numbers = 0;
-  mutable bool in_f32 = false, on_bits = false;
+  mutable bool in_f32 = false, copied = false;
 
  private:
   Instruction& to_;
@@ -70,7 +69,7 @@ class Planning {
   /// An input as it lies in this call.
   std::uint32_t place_of_input(std::uint32_t input, const Layout& layout, const Shape& shape) {
     const Lies how = ops::lies_over(space_, layout, shape).value();
-    const auto [known, is_new] = inputs_.try_emplace({input, how, columns_}, 0);
+    const auto [known, is_new] = inputs_.try_emplace({input, how, columns_of(how)}, 0);
     if (!is_new) return known->second;
     TilePlace place{how, columns_, 0, input};
     if (how == Lies::apart) {
@@ -93,7 +92,6 @@ class Planning {
     const std::uint32_t value = values_[operand.value].value();
     if (lies(value) != Lies::full || operand.layout.shape.numel() == plan_.rows * columns_at(value))
       return value;
-    settle(value);
     const ops::RowPart part = ops::row_part({shape}, operand.layout, columns_at(value)).value();
     TilePlace place{Lies::apart, 0, 0, {}};
     place.within = value;
@@ -131,26 +129,20 @@ class Planning {
   }
   std::uint32_t widened(std::uint32_t place) {
     if (lies(place) == Lies::apart && plan_.places[place].step != 1) place = spread(place, Lies::full);
-    if (const auto known = wide_of(place)) return *known;
-    settle(place);
+    const auto [known, is_new] = derived_.try_emplace(key(place, Derived::wide), 0);
+    if (!is_new) return known->second;
     const std::uint32_t wide = add_buffer(lies(place) == Lies::apart ? Lies::full : lies(place), DType::f32);
-    derived_[wide_key(place)] = wide;
+    derived_[key(place, Derived::wide)] = wide;
     convert(place, wide);
     return wide;
-  }
-  /// Where its values are in f32, if anywhere.
-  std::optional<std::uint32_t> wide_of(std::uint32_t place) const {
-    const auto known = derived_.find(wide_key(place));
-    return known == derived_.end() ? std::nullopt : std::optional(known->second);
   }
   /// With an element for each of the tile, or each row of it.
   std::uint32_t spread(std::uint32_t place, Lies over) {
     const Derived how = over == Lies::full ? Derived::full : Derived::rows;
-    const auto [known, is_new] = derived_.try_emplace({place, how, columns_}, 0);
+    const auto [known, is_new] = derived_.try_emplace(key(place, how), 0);
     if (!is_new) return known->second;
-    settle(place);
     const std::uint32_t to = add_buffer(over, place_dtypes_[place]);
-    derived_[{place, how, columns_}] = to;
+    derived_[key(place, how)] = to;
     Instruction& step = plan_.instructions.emplace_back();
     step.does = Instruction::Does::spread;
     step.over = over;
@@ -192,10 +184,6 @@ class Planning {
     rows_ = rows_ || over == Lies::row;
     if (&member.op->kernels() == &kernel_row<ops::Cast>() ||
         &member.op->kernels() == &kernel_row<ops::Clone>()) {
-      if (const auto wide = wide_of(in[0]))
-        in[0] = *wide;
-      else
-        settle(in[0]);
       const bool fits = lies(in[0]) == over || (lies(in[0]) == Lies::apart && plan_.places[in[0]].step == 1);
       convert(fits ? in[0] : spread(in[0], over), out);
       look_at_rows(plan_.instructions.back());
@@ -222,7 +210,6 @@ class Planning {
       const Shape& shape = member.in[k].layout.shape;
       look_at_space(shape);
       const std::uint32_t in = place_of(member.in[k], shape);
-      settle(in);
       Instruction& step = begin(Instruction::Does::put, 2);
       step.places[1] = in;
       step.first = parts[k].first;
@@ -241,25 +228,18 @@ class Planning {
   void add_loop(const Region::Member& member, Lies over, std::vector<std::uint32_t> in, std::uint32_t out) {
     Instruction step;
     const KeepsLoop keeps(step);
-    const auto look = [&](DType dtype) {
-      sherd::detail::loop_of(member.op->kernels())(member.op->value(), dtype, keeps);
-    };
-    look(dtype_of(member.in.back()));
-    // Values in bf16 stay f32 between, rounded.
-    const bool as_f32 = dtype_of(member.in.back()) == DType::bf16 && !keeps.on_bits;
-    if (as_f32) look(DType::f32);
-    for (std::uint32_t& place : in)
-      if ((as_f32 || keeps.in_f32) && is_half(place_dtypes_[place]))
-        place = widened(place);
-      else
-        settle(place);
+    sherd::detail::loop_of(member.op->kernels())(member.op->value(), dtype_of(member.in.back()), keeps);
+    plan_.complete = plan_.complete && keeps.copied;
+    if (keeps.in_f32)
+      for (std::uint32_t& place : in)
+        if (is_half(place_dtypes_[place])) place = widened(place);
     step.over = over;
     step.columns = columns_;
     step.count = static_cast<int>(in.size()) + 1;
-    // The variant of the loop that a call of the op itself takes: of two NaN that meet, it decides which
-    // comes out.
+    // The variant of the loop that a call of the op itself takes (`RowsOfCall`): of two NaN that meet the
+    // variant decides whose sign comes out.
     const bool gathers = space_.columns() <= short_row && std::ranges::any_of(in, [&](std::uint32_t place) {
-                           return (keeps.in_f32 && !as_f32 && place_dtypes_[place] == DType::f32) ||
+                           return (keeps.in_f32 && place_dtypes_[place] == DType::f32) ||
                                   (lies(place) == Lies::apart && step_in(place) != 1);
                          });
     bool has_number = false;
@@ -275,41 +255,13 @@ class Planning {
         in[k] = spread(in[k], over);
       }
     }
-    const bool wide = (as_f32 || keeps.in_f32) && is_half(place_dtypes_[out]);
+    const bool wide = keeps.in_f32 && is_half(place_dtypes_[out]);
     step.places[0] = wide ? add_buffer(over, DType::f32) : out;
     std::ranges::copy(in, step.places.begin() + 1);
     look_at_rows(step);
     plan_.instructions.push_back(step);
     if (member.writes()) forget(out);
-    if (wide && as_f32)
-      round(step.places[0], out);
-    else if (wide)
-      convert(step.places[0], out);
-  }
-  /// The values at `wide`, as they are in `place`'s bf16: written there at once only where others have it.
-  void round(std::uint32_t wide, std::uint32_t place) {
-    Instruction& step = plan_.instructions.emplace_back();
-    step.row = rounding_to_bf16();
-    step.over = lies(wide);
-    step.columns = columns_;
-    step.count = 2;
-    step.places = {wide, wide};
-    step.steps = {1, 1};
-    derived_[wide_key(place)] = wide;
-    if (plan_.places[place].tensor)
-      convert(wide, place);
-    else
-      unsettled_[place] = {wide, columns_};
-  }
-  /// Who reads the place itself finds its values there.
-  void settle(std::uint32_t place) {
-    const auto its = unsettled_.find(place);
-    if (its == unsettled_.end()) return;
-    const auto [wide, columns] = its->second;
-    unsettled_.erase(its);
-    const std::int64_t own = std::exchange(columns_, columns);
-    convert(wide, place);
-    columns_ = own;
+    if (wide) convert(step.places[0], out);
   }
   /// What was made of a place that is written now.
   void forget(std::uint32_t place) {
@@ -317,7 +269,6 @@ class Planning {
       const std::uint32_t from = std::get<0>(entry.first);
       return from == place || plan_.places[from].within == place;
     });
-    unsettled_.erase(place);
   }
 
   /// Whether a loop wants a call for each row.
@@ -332,15 +283,8 @@ class Planning {
     look_at_space(member.in[0].layout.shape);
     rows_ = true;
     std::uint32_t in = place_of(member.in[0], member.in[0].layout.shape);
-    const std::optional<std::uint32_t> known = wide_of(in);
-    if (known)
-      in = *known;
-    else
-      settle(in);
     if (lies(in) != Lies::full) in = spread(in, Lies::full);
     const std::uint32_t out = place_of_result(member, Lies::row, in);
-    const bool wide = place_dtypes_[in] != place_dtypes_[out];
-    const std::uint32_t to = wide ? add_buffer(Lies::row, DType::f32) : out;
     Instruction& step = plan_.instructions.emplace_back();
     step.does = Instruction::Does::sum;
     step.over = Lies::row;
@@ -348,8 +292,7 @@ class Planning {
     step.columns = columns_;
     step.divisor = sum.mean ? static_cast<double>(space_.columns()) : 1;
     step.count = 2;
-    step.places = {to, in};
-    if (wide) place_dtypes_[out] == DType::bf16 ? round(to, out) : convert(to, out);
+    step.places = {out, in};
     values_.emplace_back(out);
   }
 
@@ -414,9 +357,10 @@ class Planning {
   /// What is made of a place for loops that want it otherwise.
   enum class Derived : std::uint8_t { wide, full, rows };
 
-  std::tuple<std::uint32_t, Derived, std::int64_t> wide_key(std::uint32_t place) const {
-    const bool of_columns = lies(place) != Lies::row && lies(place) != Lies::number;
-    return {place, Derived::wide, of_columns ? columns_ : 0};
+  /// What is for each row, or one for all, is the same beside rows of any length.
+  std::int64_t columns_of(Lies how) const { return how == Lies::row || how == Lies::number ? 0 : columns_; }
+  std::tuple<std::uint32_t, Derived, std::int64_t> key(std::uint32_t place, Derived how) const {
+    return {place, how, how == Derived::wide ? columns_of(lies(place)) : columns_};
   }
 
   const Region& region_;
@@ -432,8 +376,6 @@ class Planning {
   std::vector<DType> place_dtypes_;
   std::map<std::tuple<std::uint32_t, Lies, std::int64_t>, std::uint32_t> inputs_;  // of so many columns
   std::map<std::tuple<std::uint32_t, Derived, std::int64_t>, std::uint32_t> derived_;
-  std::map<std::uint32_t, std::pair<std::uint32_t, std::int64_t>>
-      unsettled_;  // places, whose values are wide
 };
 
 }  // namespace

@@ -50,6 +50,7 @@ struct RegionPlan {
   std::int64_t bytes = 0;                        ///< of a tile's memory
   std::vector<TilePlace> places;
   std::vector<TileInstruction> instructions;
+  bool complete = true;  ///< false where a functor cannot be copied: the members run one after the other
 
   explicit RegionPlan(const ops::Region& region);
 };

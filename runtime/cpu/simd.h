@@ -148,14 +148,11 @@ inline Vec<float> load_bf16(const BFloat16* p) {
   std::memcpy(&halves, p, sizeof halves);
   return std::bit_cast<Vec<float>>(__builtin_convertvector(halves, Vec<std::uint32_t>) << 16);
 }
-/// Each lane's bits as those of a bf16.
-inline Vec<std::uint32_t> bits_of_bf16(Vec<float> v) {
+inline void store_bf16(BFloat16* p, Vec<float> v) {
   const auto x = std::bit_cast<Vec<std::uint32_t>>(v), high = x >> 16;
   const Vec<std::uint32_t> rounded = (x + 0x7fffu + (high & 1u)) >> 16;
-  return (x & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u | high : rounded;
-}
-inline void store_bf16(BFloat16* p, Vec<float> v) {
-  const Halves halves = __builtin_convertvector(bits_of_bf16(v), Halves);
+  const Vec<std::uint32_t> bits = (x & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u | high : rounded;
+  const Halves halves = __builtin_convertvector(bits, Halves);
   std::memcpy(static_cast<void*>(p), &halves, sizeof halves);
 }
 

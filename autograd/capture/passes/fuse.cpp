@@ -60,7 +60,8 @@ class Growing {
     return true;
   }
 
-  /// Whether the op, which is none of the region's, would find something else before it than behind it.
+  /// Whether the op, which is none of the region's, may not run before it: one of them reads what the other
+  /// writes.
   bool conflicts(const TracedOp& traced) const {
     for (std::size_t k = 0; k < traced.in.size(); ++k) {
       const std::uint32_t s = traced.in[k].storage;
@@ -123,8 +124,8 @@ class Growing {
     std::vector<TracedTensor> inputs{};                   // new ones
     std::vector<std::pair<std::size_t, Lies>> lies_of{};  // inputs
     Lies lies = Lies::full;
-    std::int64_t columns = 0;
-    bool is_part = false;  // an operand is one of another's rows
+    std::int64_t columns = 0;  // of a result with rows
+    bool is_part = false;      // an operand is a part of each row that a member made
   };
 
   std::unordered_map<std::uint32_t, std::size_t> count_uses() const {
@@ -150,6 +151,7 @@ class Growing {
     std::vector<Shape> shapes;
     for (const TracedTensor& t : traced.in) shapes.push_back(t.layout.shape);
     Joining joining;
+    if (!ops::joins_regions(*traced.op, device_.type)) return {};
     if (ops::row_sum(*traced.op, shapes[0], traced.in[0].dtype)) {
       const std::optional<RowSpace> space = space_of_rows(shapes[0]);
       joining.lies = Lies::row;
@@ -163,7 +165,7 @@ class Growing {
         if (!space || !add_operand(traced.in[k], *space, shapes[k], false, joining)) return {};
       }
     } else {
-      if (!ops::joins_regions(*traced.op, device_.type)) return {};
+      if (!ops::effort_of(*traced.op)) return {};  // a sum or a part of another kind
       const std::optional<RowSpace> space = ops::space_of_member(region_->space, out.layout.shape);
       if (!space) return {};
       const std::optional<Lies> lies = ops::lies_over(*space, out.layout, out.layout.shape);
@@ -202,7 +204,7 @@ class Growing {
     if (!lies || (written && *lies != joining.lies)) return false;
     if (const auto known = made_.find(t.storage); known != made_.end()) {
       if (t.dtype != trace_.ops[members_[known->second].op].out[0].dtype ||
-          !shows(t, *lies, space, members_[known->second], joining) || (written && joining.is_part))
+          !shows(t, *lies, shape, members_[known->second], joining) || (written && joining.is_part))
         return false;
       joining.in.push_back({true, known->second, t.layout});
       return true;
@@ -226,7 +228,7 @@ class Growing {
     return true;
   }
   /// Whether what a member reads so is what another one made, or the same part of each of its rows.
-  bool shows(const TracedTensor& t, Lies lies, const RowSpace& space, const Member& maker,
+  bool shows(const TracedTensor& t, Lies lies, const Shape& shape, const Member& maker,
              Joining& joining) const {
     if (maker.lies == Lies::row)
       return t.layout.offset == 0 &&
@@ -235,7 +237,7 @@ class Growing {
         t.layout.shape.numel() == region_->space.rows() * maker.columns)
       return true;
     joining.is_part = true;
-    return space.shape == t.layout.shape && ops::row_part(space, t.layout, maker.columns).has_value();
+    return ops::row_part({shape}, t.layout, maker.columns).has_value();
   }
   /// Whether it reads what a member made or reads: what has nothing to do with the region would hold its
   /// inputs, and they its results, for nothing.
@@ -343,12 +345,22 @@ class Fusing {
       return done_.push_back(traced);
     }
     if (traced.op->call_among_ranks() != nullptr) end_all();
-    const bool may_join = traced.out.size() == 1 && !traced.in.empty() && !traced.once &&
+    // Others may know memory from outside by another storage, or look at it when an op behind throws.
+    const bool writes_outside = writes_given(traced);
+    if (writes_outside) end_all();
+    const bool may_join = !writes_outside && traced.out.size() == 1 && !traced.in.empty() && !traced.once &&
                           traced.op->call_among_ranks() == nullptr;
     if (may_join && joined(i)) return end_what_holds(std::prev(growing_.end()));
     end_before(traced, growing_.end());
     end_what_holds(growing_.end());
     if (!may_join || !begun(i)) done_.push_back(traced);
+  }
+  bool writes_given(const TracedOp& traced) const {
+    for (std::size_t k = 0; k < traced.in.size(); ++k)
+      if (traced.op->writes(k) && traced.in[k].storage != TracedTensor::none &&
+          program_.trace.storages[traced.in[k].storage].maker == TracedTensor::none)
+        return true;
+    return false;
   }
   /// Ends the regions that may not run behind the op, but for the one that took it. Owners hear who asks in
   /// the order of the step.
