@@ -191,7 +191,8 @@ std::set<std::string> kernels_in_sources(const fs::path& root, const std::string
       types.insert(match[1]);
     }
   }
-  types.erase("Where");  // elementwise
+  types.erase("Where");        // elementwise
+  types.erase("FusedRegion");  // in no list: passes make it of ops
   return types;
 }
 
