@@ -12,6 +12,7 @@
 #include "autograd/compile.h"
 #include "runtime/apply.h"
 #include "runtime/cpu/elementwise_loop.h"
+#include "runtime/cpu/region_plan.h"
 #include "runtime/fused_region.h"
 #include "runtime/ops.h"
 #include "runtime/ops/listing.h"
@@ -34,11 +35,14 @@ Program::Impl fused(const Step& step, const std::vector<Tensor>& in) {
   return {fuse(heard(step, in)), {}};
 }
 
-/// Members of each region of a program.
+/// Members of each region of a program, which the CPU runs tile by tile.
 std::vector<std::size_t> regions(const Program::Impl& program) {
   std::vector<std::size_t> sizes;
   for (const Program::Impl::Step& step : program.steps)
-    if (const ops::Region* region = ops::region_of(*step.op)) sizes.push_back(region->members.size());
+    if (const ops::Region* region = ops::region_of(*step.op)) {
+      CHECK(cpu::RegionPlan(*region).complete);
+      sizes.push_back(region->members.size());
+    }
   return sizes;
 }
 
