@@ -37,8 +37,8 @@ SHERD_API std::optional<Lies> lies_over(const RowSpace& space, const Layout& lay
 /// Sums over more columns are no members of a region: `Sum` adds them up in several parts.
 inline constexpr std::int64_t most_columns = 1 << 14;
 
-/// Whether an op computes each element of its result from one of each input, by code that regions on a device
-/// of this type may have among others.
+/// Whether regions on a device of this type have code for an op: elementwise, a cast, a sum, or one that puts
+/// rows together of parts.
 using IsMember = bool (*)(const AnyOp& op);
 SHERD_API bool joins_regions(const AnyOp& op, DeviceType device);
 /// A back end that has a kernel for regions says so.
@@ -55,8 +55,8 @@ SHERD_API const Sum* row_sum(const AnyOp& op, const Shape& shape, DType dtype);
 struct RowPart {
   std::int64_t first, step;
 };
-/// The op, if it puts what it is given into parts of its result's rows (`Cat`, `Unslice`), as a member of a
-/// region may: a part for each input. The rest is 0.
+/// Where an op that puts its inputs into the rows of its result (`Cat`, `Unslice`) has each of them, as a
+/// member of a region may; the rest is 0. Empty for other ops, and along another axis than the last.
 SHERD_API std::vector<RowPart> row_parts(const AnyOp& op, std::span<const Shape> in);
 /// Which part of the rows of `columns` elements, one behind another, a tensor over `space` shows; none for
 /// another one.

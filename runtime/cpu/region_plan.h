@@ -16,8 +16,8 @@ namespace sherd::cpu {
 /// Where the part of a value that a tile needs is found: in a tensor of the call, or in a buffer of the tile.
 struct TilePlace {
   ops::Lies lies;
-  std::int64_t columns = 0;             ///< of `full` and `column`; 0 where they are the tile's
-  std::int64_t size;                    ///< bytes of an element
+  std::int64_t columns = 0;  ///< of `full` and `column`, whose rows are shorter or longer; 0: the space's
+  std::int64_t size;         ///< bytes of an element
   std::optional<std::uint32_t> tensor;  ///< of the inputs, then the outputs
   std::int64_t offset = 0;              ///< of a buffer, in the tile's memory
   std::vector<std::pair<std::int64_t, std::int64_t>>
@@ -38,7 +38,7 @@ struct TileInstruction {
   sherd::detail::Row row = nullptr;
   SumOfRow sum = nullptr;
   double divisor = 1;
-  alignas(16) std::array<std::byte, sherd::detail::largest_functor> functor{};
+  alignas(sherd::detail::functor_alignment) std::array<std::byte, sherd::detail::largest_functor> functor{};
   int count = 0;  ///< of operands, the result first
   std::array<std::uint32_t, sherd::detail::Operands::most> places{};
   std::array<std::int64_t, sherd::detail::Operands::most> steps{};  ///< as `Row` takes them

@@ -70,8 +70,9 @@ class Growing {
     return std::ranges::any_of(traced.out,
                                [&](const TracedTensor& t) { return writes(t.storage) || reads(t.storage); });
   }
-  /// Whether it holds no more memory while it waits than its members' results would. `is_over(storage)`:
-  /// whether nobody uses it later; `is_freed(storage)`: whether it is freed then.
+  /// Whether the inputs that nobody uses later, which it holds while it waits, are no larger than the results
+  /// so far that somebody does, which it need not make yet. `is_over(storage)`: nobody uses it later;
+  /// `is_freed(storage)`: it is freed then, so neither the caller's nor what a backward keeps.
   template <class IsOver, class IsFreed>
   bool may_wait(const IsOver& is_over, const IsFreed& is_freed) const {
     std::size_t held = 0, made = 0;
@@ -124,7 +125,7 @@ class Growing {
     std::vector<TracedTensor> inputs{};                   // new ones
     std::vector<std::pair<std::size_t, Lies>> lies_of{};  // inputs
     Lies lies = Lies::full;
-    std::int64_t columns = 0;  // of a result with rows
+    std::int64_t columns = 0;  // of a result with rows; a sum has none
     bool is_part = false;      // an operand is a part of each row that a member made
   };
 
@@ -364,21 +365,21 @@ class Fusing {
   }
   /// Ends the regions that may not run behind the op, but for the one that took it. Owners hear who asks in
   /// the order of the step.
-  void end_before(const TracedOp& traced, std::list<Growing>::iterator but) {
+  void end_before(const TracedOp& traced, std::list<Growing>::iterator taker) {
     const bool asks = asks_owner(traced, program_.trace);
     for (auto its = growing_.begin(); its != growing_.end();) {
       const auto region = its++;
-      if (region != but && (region->conflicts(traced) || (asks && region->asks()))) end(region);
+      if (region != taker && (region->conflicts(traced) || (asks && region->asks()))) end(region);
     }
   }
 
   /// Ends the regions that would hold memory while another op runs, but for the one that took it.
-  void end_what_holds(std::list<Growing>::iterator but) {
+  void end_what_holds(std::list<Growing>::iterator taker) {
     const auto is_over = [&](std::uint32_t storage) { return seen_[storage] == uses_[storage]; };
     const auto is_freed = [&](std::uint32_t storage) { return freed_[storage]; };
     for (auto its = growing_.begin(); its != growing_.end();) {
       const auto region = its++;
-      if (region != but && !region->may_wait(is_over, is_freed)) end(region);
+      if (region != taker && !region->may_wait(is_over, is_freed)) end(region);
     }
   }
 
