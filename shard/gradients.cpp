@@ -106,9 +106,7 @@ void Gradients::begin(PassInfo pass, Leaf& leaf) {
 }
 
 void Gradients::accept(PassInfo pass, Leaf& leaf, Tensor gradient) {
-  Tensor& sum = members_[member_of_.at(&leaf)].gradient;
-  const DType full = group_.shard().dtype();  // if it comes in two precisions
-  sum = sum.defined() ? add(to(sum, full), to(gradient, full)) : std::move(gradient);
+  members_[member_of_.at(&leaf)].gradient = std::move(gradient);
   --due_;
   engine().arrived(pass.number);
 }

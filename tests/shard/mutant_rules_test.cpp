@@ -219,3 +219,173 @@ TEST_CASE("a graph from before a write is refused, on every rank") {
         sum(net(ones({2, 3}))).backward();
       }));
 }
+
+namespace {
+
+/// Sharded layers of one shape, run in an order that the program chooses.
+struct Ordered final : nn::Layer<Ordered> {
+  nn::ModuleList<nn::Linear> layers;
+  std::vector<std::size_t> order;
+  std::function<void(nn::Linear&)> after_each = [](nn::Linear&) {};
+  explicit Ordered(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) layers.emplace_back(3, 3);
+  }
+  Tensor forward(Tensor x) {
+    for (const std::size_t i : order) {
+      x = layers[i](x);
+      after_each(layers[i]);
+    }
+    return x;
+  }
+  void visit(auto&& on) { on("layers", layers); }
+};
+
+/// Labels of the gathers that `act` posts.
+std::vector<std::string> gathers_of(DryRun& run, const std::function<void()>& act) {
+  const std::size_t from = run.steps().size();
+  act();
+  std::vector<std::string> labels;
+  for (std::size_t i = from; i < run.steps().size(); ++i)
+    if (run.steps()[i].kind == DryStep::Kind::post && run.steps()[i].call == CollectiveKind::all_gather)
+      labels.push_back(run.steps()[i].label);
+  return labels;
+}
+
+}  // namespace
+
+TEST_CASE("a forward that departs from the last one's list gathers nothing ahead by it any more") {
+  for (const shard::GroupLayout layout : layouts) {
+    DryRun run({.size = 2});
+    Ordered net(4);
+    const shard::Options options{.mesh = run.world().mesh(), .layout = layout};
+    for (nn::Linear& m : net.layers) shard::fully_shard(m, options);
+    shard::fully_shard(net, options);
+    const NoGrad guard;
+    const auto gathers = [&](std::vector<std::size_t> order) {
+      net.order = std::move(order);
+      return gathers_of(run, [&] { net(ones({2, 3})); });
+    };
+    using Labels = std::vector<std::string>;
+    const Labels in_order{"layers.0", "layers.1", "layers.2", "layers.3"};
+    CHECK(gathers({0, 1, 2, 3}) == in_order);
+    CHECK(gathers({0, 1, 2, 3}) == in_order);
+    // The first guess is wrong. What comes at its old place again is followed by no second one.
+    CHECK(gathers({0, 3, 2, 1}) == Labels{"layers.0", "layers.1", "layers.3", "layers.2"});
+    CHECK(gathers({0, 3, 2, 1}) == Labels{"layers.0", "layers.3", "layers.2", "layers.1"});
+  }
+}
+
+namespace {
+
+/// A layer that doubles its own weight when it has run.
+struct Doubling final : nn::Layer<Doubling> {
+  nn::Linear linear{3, 3, {.bias = nn::Bias::no}};
+  Tensor forward(const Tensor& x) {
+    Tensor y = linear(x);
+    const Tensor own = linear.weight.local().detach();
+    copy_(own, mul(own, 2.0));
+    return y;
+  }
+  void visit(auto&& on) { on("linear", linear); }
+};
+
+struct Twice final : nn::Layer<Twice> {
+  Doubling inner;
+  Tensor forward(const Tensor& x) {
+    const Tensor before = inner(x);
+    return sub(before, inner(x));
+  }
+  void visit(auto&& on) { on("inner", inner); }
+};
+
+}  // namespace
+
+TEST_CASE("what a module writes of itself while it runs its next run reads, also of what is kept") {
+  for (const shard::GroupLayout layout : layouts)
+    for (const bool reshard : {true, false})
+      CHECK_NOTHROW(run_ranks(2, [&](World&) {
+        const NoGrad guard;
+        Twice net;
+        net.inner.linear.weight.set_data(ones({3, 3}));
+        shard::fully_shard(net.inner, {.layout = layout, .reshard_after_forward = reshard});
+        shard::fully_shard(net, {.layout = layout});
+        for (const float weight : {1.0F, 4.0F}) {
+          const auto y = net(ones({1, 3})).to_vector<float>();
+          expect(y == std::vector<float>(3, 3 * weight - 6 * weight), "{}, reshard {}", y[0], reshard);
+        }
+      }));
+}
+
+namespace {
+
+struct Tied final : nn::Layer<Tied> {
+  nn::Linear first{4, 4}, second{4, 4};
+  Tensor forward(const Tensor& x) const { return second(first(x)); }
+  void visit(auto&& on) {
+    on("first", first);
+    on("second", second);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a tie that is made after the sharding is one when a member of it is replaced") {
+  for (const shard::GroupLayout layout : layouts)
+    for (const bool inner : {false, true})
+      for (const bool at_first : {false, true})
+        CHECK_NOTHROW(run_ranks(2, [&](World&) {
+          Tied net;
+          const shard::Options options{.layout = layout};
+          if (inner) shard::fully_shard(net.first, options);
+          shard::fully_shard(net, options);
+          net.second.weight = net.first.weight.object();
+          net(ones({2, 4}));
+          (at_first ? net.first : net.second).weight = nn::Parameter(ones(net.first.weight.local().shape()));
+          std::string said;
+          try {
+            net(ones({2, 4}));
+          } catch (const NotImplementedError& e) {
+            said = e.what();
+          }
+          expect(said.find("'first.weight' is tied") != said.npos || said.find("'weight' is tied") != said.npos,
+                 "'{}', at first {}", said, at_first);
+        }));
+}
+
+namespace {
+
+/// Adds nothing of its own to the layer that it shares with another one.
+struct Around final : nn::Layer<Around> {
+  std::shared_ptr<nn::Linear> layer;
+  explicit Around(std::shared_ptr<nn::Linear> layer) : layer(std::move(layer)) {}
+  Tensor forward(const Tensor& x) const { return (*layer)(x); }
+  void visit(auto&& on) { on("layer", *layer); }
+};
+
+struct Sharing final : nn::Layer<Sharing> {
+  std::shared_ptr<nn::Linear> layer = std::make_shared<nn::Linear>(3, 3);
+  Around a{layer}, b{layer};
+  Tensor forward(const Tensor& x) const { return b(a(x)); }
+  void visit(auto&& on) {
+    on("a", a);
+    on("b", b);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a module that runs alone leaves the names that the model gave to what it shares") {
+  for (const shard::GroupLayout layout : layouts) {
+    DryRun run({.size = 2});
+    Sharing net;
+    const shard::Options options{.mesh = run.world().mesh(), .layout = layout};
+    for (nn::Module* m : {static_cast<nn::Module*>(net.layer.get()), static_cast<nn::Module*>(&net.a),
+                          static_cast<nn::Module*>(&net.b), static_cast<nn::Module*>(&net)})
+      shard::fully_shard(*m, options);
+    const NoGrad guard;
+    const auto in_model = gathers_of(run, [&] { net(ones({2, 3})); });
+    REQUIRE(!in_model.empty());
+    for (Around* alone : {&net.a, &net.b})
+      CHECK(gathers_of(run, [&] { (*alone)(ones({2, 3})); }) == std::vector{in_model[0]});
+  }
+}
