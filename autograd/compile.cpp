@@ -7,6 +7,7 @@
 #include "autograd/capture/passes/common.h"
 #include "autograd/capture/passes/dead_code.h"
 #include "autograd/capture/passes/fuse.h"
+#include "autograd/capture/passes/late.h"
 #include "runtime/context.h"
 
 namespace sherd {
@@ -24,10 +25,11 @@ void describe_rank(Words& words) {
 }
 
 std::span<const Pass> passes_of(const CompileOptions& options) {
-  static constexpr Pass passes[] = {{"common", common}, {"dead_code", dead_code}, {"fuse", fuse}};
-  const bool each = options.common_subexpressions == CommonSubexpressions::each;
-  const bool fused = options.executor == Executor::fused;
-  return std::span(passes).subspan(each ? 1 : 0, (each ? 0 : 1) + (fused ? 2 : 1));
+  static constexpr Pass passes[] = {
+      {"common", common}, {"dead_code", dead_code}, {"late", late}, {"fuse", fuse}};
+  static constexpr std::size_t last[] = {2, 3, 4};  // by executor
+  return std::span(passes, last[static_cast<std::size_t>(options.executor)])
+      .subspan(options.common_subexpressions == CommonSubexpressions::each ? 1 : 0);
 }
 
 }  // namespace
