@@ -27,12 +27,32 @@ void describe_rank(Words& words) {
 std::span<const Pass> passes_of(const CompileOptions& options) {
   static constexpr Pass passes[] = {
       {"common", common}, {"dead_code", dead_code}, {"late", late}, {"fuse", fuse}};
-  static constexpr std::size_t last[] = {2, 3, 4};  // by executor
-  return std::span(passes, last[static_cast<std::size_t>(options.executor)])
+  const bool makes_again = options.executor != Executor::replay || options.memory.limited();
+  const std::size_t count = options.executor == Executor::fused ? 4 : makes_again ? 3 : 2;
+  return std::span(passes, count)
       .subspan(options.common_subexpressions == CommonSubexpressions::each ? 1 : 0);
 }
 
 }  // namespace
+
+MemoryBudget MemoryBudget::bytes(std::int64_t most) {
+  check<ValueError>(most > 0, "MemoryBudget: {} bytes; give it some", most);
+  MemoryBudget budget;
+  budget.bytes_ = most;
+  return budget;
+}
+
+MemoryBudget MemoryBudget::part(double of_eager) {
+  check<ValueError>(of_eager > 0 && of_eager <= 1,
+                    "MemoryBudget: a part of {}; give it more than 0 and at most 1", of_eager);
+  MemoryBudget budget;
+  budget.part_ = of_eager;
+  return budget;
+}
+
+std::int64_t MemoryBudget::limit(std::int64_t eager_peak) const {
+  return bytes_ > 0 ? bytes_ : static_cast<std::int64_t>(part_ * static_cast<double>(eager_peak));
+}
 
 struct CompiledPrograms::Impl {
   CompileOptions options;
@@ -150,7 +170,9 @@ CompiledPrograms::Result CompiledPrograms::call(
   ++impl.counts.misses;
   ++impl.counts.frames;
   const auto frame = std::make_shared<Frame>(
-      passes_of(impl.options), impl.options.executor == Executor::replay ? Keeps::as_eager : Keeps::cheapest);
+      passes_of(impl.options),
+      Keeping{impl.options.executor == Executor::replay ? Keeps::as_eager : Keeps::cheapest,
+              impl.options.memory});
   frame->key = std::move(values);
   std::vector<Tensor> outputs = frame->trace(given, body, strict);
   if (!unfit.empty()) frame->give_up(unfit);

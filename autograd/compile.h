@@ -14,8 +14,8 @@
 
 namespace sherd {
 
-/// How programs run, all with the bits of eager calls. `replay`: op by op, as they were recorded, with what an
-/// eager call keeps for its backward. `partition`: what is cheaper to make again than to keep (elementwise
+/// How programs run, all with the bits of eager calls. `replay`: op by op, as they were recorded, with what
+/// an eager call keeps for its backward. `partition`: what is cheaper to make again than to keep (elementwise
 /// ops, casts, sums of rows) a backward makes again, of inputs and parameters too: where one of these is
 /// written in between that is a StateError, also where eager code would have read the result alone; a result
 /// that it does not keep may be written. `fused`: the same, with such ops over one space of rows and columns
@@ -35,12 +35,35 @@ enum class ManagedParameters : std::uint8_t { guarded, trusted };
 /// which end at each sharded module, or has its places inside one.
 enum class ShardingHooks : std::uint8_t { around, inside };
 
+/// How many bytes a call and its backward may take at a time: values between their ops, what crosses from the
+/// one to the other, results and gradients; not what they are given. Where there is a budget a program's
+/// first call keeps what eager code would. When its first backward is known the cheapest choice of what is
+/// kept is sought that fits, packed, in both; the rest, products too, the backward makes again where it needs
+/// it. The first backward throws ValueError with the least that is possible where nothing fits.
+class SHERD_API MemoryBudget {
+ public:
+  MemoryBudget() = default;  ///< none
+  /// ValueError unless positive.
+  static MemoryBudget bytes(std::int64_t most);
+  /// Of what the program takes that keeps all that eager code does. ValueError unless above 0 and at most 1.
+  static MemoryBudget part(double of_eager);
+
+  bool limited() const { return bytes_ > 0 || part_ > 0; }
+  /// In bytes, of a program that takes `eager_peak` with all that eager code keeps.
+  std::int64_t limit(std::int64_t eager_peak) const;
+
+ private:
+  std::int64_t bytes_ = 0;
+  double part_ = 0;
+};
+
 struct CompileOptions {
   Executor executor = Executor::replay;
   FullGraph full_graph = FullGraph::no;
   CommonSubexpressions common_subexpressions = CommonSubexpressions::each;
   ManagedParameters managed_parameters = ManagedParameters::guarded;
   ShardingHooks sharding_hooks = ShardingHooks::around;
+  MemoryBudget memory{};
   std::size_t programs = 8;  ///< kept of one function; beyond, the one that was used longest ago goes
 };
 
@@ -61,6 +84,8 @@ struct CompileStats {
   std::size_t regions = 0;         ///< fused ones
   std::size_t ops_in_regions = 0;  ///< that were recorded
   std::int64_t bytes_saved = 0;    ///< of results that regions do not store
+  std::int64_t peak_bytes = 0;  ///< that a call and its backward take, as `MemoryBudget` counts; the largest
+  std::int64_t eager_peak_bytes = 0;  ///< the same with all that eager code keeps, of those with a budget
 };
 
 /// The programs of a compiled function or module. One thread uses them at a time.

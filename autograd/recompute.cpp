@@ -44,9 +44,9 @@ class OneMoreRead {
 };
 
 /// A recorded region. It owns the storages that it released, and runs its ops again when one is needed.
-class Region final : public StorageOwner {
+class RunAgain final : public StorageOwner {
  public:
-  explicit Region(Trace trace) : trace_(std::move(trace)) {}
+  explicit RunAgain(Trace trace) : trace_(std::move(trace)) {}
 
   /// `storage`, number `index` of the trace, is owned by this region from now on.
   void hold(Storage& storage, std::uint32_t index) {
@@ -91,12 +91,12 @@ class Region final : public StorageOwner {
 };
 
 /// Whether a held storage can be read as it is: resident, and never written after it was made.
-bool Region::usable(std::uint32_t index) const {
+bool RunAgain::usable(std::uint32_t index) const {
   const auto at = by_index_.find(index);
   return at != by_index_.end() && at->second->resident() && !trace_.storages[index].rewritten;
 }
 
-Region::Rerun Region::rerun_for(const std::vector<bool>& wanted) const {
+RunAgain::Rerun RunAgain::rerun_for(const std::vector<bool>& wanted) const {
   Rerun rerun{{}, std::vector<std::uint32_t>(trace_.storages.size(), TracedTensor::none)};
   std::vector<bool> needed = wanted;
   const auto touch = [&](const TracedTensor& t, std::uint32_t op) {
@@ -119,7 +119,7 @@ Region::Rerun Region::rerun_for(const std::vector<bool>& wanted) const {
   return rerun;
 }
 
-void Region::trim() {
+void RunAgain::trim() {
   std::vector<bool> wanted(trace_.storages.size());
   for (const auto& [storage, held] : held_) wanted[held.index] = true;
   const Rerun kept = rerun_for(wanted);
@@ -141,7 +141,7 @@ void Region::trim() {
     if (!read[i]) trace_.storages[i].outside = {};
 }
 
-void Region::check_outside(const TracedOp& traced) const {
+void RunAgain::check_outside(const TracedOp& traced) const {
   for (const TracedTensor& t : traced.in) {
     if (t.storage == TracedTensor::none) continue;
     const TracedStorage& storage = trace_.storages[t.storage];
@@ -155,7 +155,7 @@ void Region::check_outside(const TracedOp& traced) const {
 }
 
 /// Storages from outside that the ops of a rerun read and that another owner may have to bring.
-std::vector<Ref<Storage>> Region::owned_outside(const Rerun& rerun) const {
+std::vector<Ref<Storage>> RunAgain::owned_outside(const Rerun& rerun) const {
   std::vector<Ref<Storage>> found;
   std::vector<bool> seen(trace_.storages.size());
   for (const std::uint32_t i : rerun.ops) {
@@ -169,7 +169,7 @@ std::vector<Ref<Storage>> Region::owned_outside(const Rerun& rerun) const {
   return found;
 }
 
-void Region::need(Storage& asked) {
+void RunAgain::need(Storage& asked) {
   const MemoryScope held(MemoryUse::activations);
   std::vector<bool> wanted(trace_.storages.size());
   for (const auto& [storage, held] : held_)
@@ -217,7 +217,7 @@ void Region::need(Storage& asked) {
   run_over();
 }
 
-void Region::expect_reads(Storage& storage, int reads) {
+void RunAgain::expect_reads(Storage& storage, int reads) {
   held_.at(&storage).reads += reads;
   due_ += reads;
   if (!storage.resident() && announced_.empty()) announce_run();
@@ -225,25 +225,25 @@ void Region::expect_reads(Storage& storage, int reads) {
 
 /// Announces the reads of the coming rerun to the owners of what its ops read from outside, at the start of a
 /// backward, so that what they bring stays until then.
-void Region::announce_run() {
+void RunAgain::announce_run() {
   std::vector<bool> wanted(trace_.storages.size());
   for (const auto& [storage, held] : held_) wanted[held.index] = !storage->resident();
   announced_ = owned_outside(rerun_for(wanted));
   for (const Ref<Storage>& storage : announced_) storage->owner()->expect_reads(*storage, 1);
 }
 
-void Region::run_over() {
+void RunAgain::run_over() {
   for (const Ref<Storage>& storage : std::exchange(announced_, {})) storage->owner()->read_done(*storage);
 }
 
-void Region::read_done(Storage& storage) {
+void RunAgain::read_done(Storage& storage) {
   FreedStorage& held = held_.at(&storage);
   if (held.reads == 0) return;
   if (--held.reads == 0 && storage.pins() == 0) storage.release();
   if (--due_ == 0) run_over();
 }
 
-void Region::forget_reads(Storage& storage) noexcept {
+void RunAgain::forget_reads(Storage& storage) noexcept {
   FreedStorage& held = held_.at(&storage);
   due_ -= std::exchange(held.reads, 0);
   if (storage.pins() == 0) storage.release();
@@ -251,7 +251,7 @@ void Region::forget_reads(Storage& storage) noexcept {
   for (const Ref<Storage>& outside : std::exchange(announced_, {})) outside->owner()->forget_reads(*outside);
 }
 
-void Region::storage_gone(Storage& storage) noexcept {
+void RunAgain::storage_gone(Storage& storage) noexcept {
   const auto at = held_.find(&storage);
   by_index_.erase(at->second.index);
   held_.erase(at);
@@ -267,18 +267,18 @@ RecordingState& state() { return Context::current().slot<RecordingState>(); }
 }  // namespace
 
 const Trace* region_trace(const StorageOwner& owner) {
-  const auto* region = dynamic_cast<const Region*>(&owner);
+  const auto* region = dynamic_cast<const RunAgain*>(&owner);
   return region != nullptr ? &region->trace() : nullptr;
 }
 
 std::uint32_t region_index(const StorageOwner& owner, const Storage& storage) {
-  return dynamic_cast<const Region&>(owner).index_of(storage);
+  return dynamic_cast<const RunAgain&>(owner).index_of(storage);
 }
 
-std::shared_ptr<StorageOwner> make_region(Trace trace) { return std::make_shared<Region>(std::move(trace)); }
+std::shared_ptr<StorageOwner> make_region(Trace trace) { return std::make_shared<RunAgain>(std::move(trace)); }
 
 Ref<Storage> released_by(const std::shared_ptr<StorageOwner>& region, std::uint32_t index) {
-  auto& holder = dynamic_cast<Region&>(*region);
+  auto& holder = dynamic_cast<RunAgain&>(*region);
   const TracedStorage& traced = holder.trace().storages[index];
   Ref<Storage> storage = Storage::released(traced.device, traced.bytes, region);
   holder.hold(*storage, index);
@@ -385,7 +385,7 @@ void Recording::Recorder::finish() {
            k.storage->version() != trace_.storages[index].version;
   });
   if (kept.empty()) return;
-  const auto region = std::make_shared<Region>(std::move(trace_));
+  const auto region = std::make_shared<RunAgain>(std::move(trace_));
   for (const auto& [index, k] : kept) region->hold(*k.storage, index);
   region->trim();
   for (const auto& [index, k] : kept) {

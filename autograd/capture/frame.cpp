@@ -5,7 +5,6 @@
 
 #include "autograd/capture/drawing.h"
 #include "autograd/capture/resident.h"
-#include "autograd/compile.h"
 #include "autograd/tape.h"
 #include "runtime/fused_region.h"
 
@@ -81,8 +80,7 @@ void Frame::attach(const std::shared_ptr<FrameCall>& call, const std::vector<Ten
   }
 }
 
-std::unique_ptr<Program::Impl> Frame::program_of(Recorded recorded, Cut cut) const {
-  recorded.cut = std::move(cut);
+std::unique_ptr<Program::Impl> Frame::program_of(Recorded recorded) const {
   return std::make_unique<Program::Impl>(run_passes(std::move(recorded), passes_), std::vector<Tensor>{});
 }
 
@@ -138,6 +136,7 @@ std::vector<Tensor> Frame::replay(const std::vector<Tensor>& inputs) {
   Generator& generator = Context::current().generator();
   call->start = generator.state();
   call->kept.resize(kept_.size());
+  call->as_eager = to_fit_ != nullptr;
   for (std::size_t k = 0; k < kept_.size(); ++k) call->kept[k].memory = kept_[k].outside;
   generator.set_state({call->start.seed, call->start.offset + (end_.offset - begin_.offset)});
   const std::vector<Tensor> results = run_forward(inputs, *call);
@@ -192,8 +191,17 @@ void Frame::count(CompileStats& stats) const {
     }
   };
   add(*forward_);
-  for (const Backward& backward : backwards_)
-    if (backward.program) add(*backward.program);
+  for (const Backward& backward : backwards_) {
+    if (!backward.program) continue;
+    add(*backward.program);
+    stats.peak_bytes = std::max(stats.peak_bytes, peak_of(*forward_, *backward.program));
+  }
+  stats.eager_peak_bytes = std::max(stats.eager_peak_bytes, eager_peak_);
+}
+
+std::int64_t Frame::peak_of(const Program::Impl& forward, const Program::Impl& backward) {
+  return std::max(forward.workspace_bytes(), backward.workspace_bytes()) +
+         std::max(forward.held_bytes(), backward.held_bytes(forward.kept_inputs()));
 }
 
 }  // namespace sherd

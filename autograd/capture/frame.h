@@ -11,9 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "autograd/capture/partition.h"
 #include "autograd/capture/passes/pass.h"
 #include "autograd/capture/program.h"
 #include "autograd/capture/words.h"
+#include "autograd/compile.h"
 
 namespace sherd {
 
@@ -27,6 +29,7 @@ class FrameCall final : public Folded {
   std::vector<Program::Impl::Handed> kept{};  // by number
   std::vector<std::uint32_t> versions{};      // of what is kept, when the forward was over
   bool twins = false;                         // two edges lead to one place
+  bool as_eager = false;                      // keeps all that eager code does, whatever later ones do
   std::vector<std::uint64_t> marks{};         // places in the order of recording, of the frame's marks
   std::vector<std::uint64_t> segments{};      // before, between and behind them: the first node's place
   std::vector<std::uint64_t> places{};        // of a traced call: each node's own
@@ -40,11 +43,16 @@ class FrameCall final : public Folded {
 /// What a call keeps for its backward: what eager code would, or of that the cheapest part from which the
 /// rest is made again (`partition`).
 enum class Keeps : std::uint8_t { as_eager, cheapest };
+/// The same, or less where the budget asks for it.
+struct Keeping {
+  Keeps keeps = Keeps::as_eager;
+  MemoryBudget budget{};
+};
 
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   /// Its programs go through `passes`, which must outlive it.
-  Frame(std::span<const Pass> passes, Keeps keeps) : passes_(passes), keeps_(keeps) {}
+  Frame(std::span<const Pass> passes, Keeping keeping) : passes_(passes), keeping_(keeping) {}
   /// Runs `body`, whose result stands in any case, and keeps its ops. With `strict` StateError, at its place,
   /// for what cannot be captured; without it `unfit()` says it.
   std::vector<Tensor> trace(const std::vector<Tensor>& inputs,
@@ -63,7 +71,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   /// Appends a drawing of each program, the forward's first.
   void draw(std::vector<std::string>& drawings) const;
   /// Adds what its programs are and have.
-  void count(struct CompileStats& stats) const;
+  void count(CompileStats& stats) const;
 
   /// What came of the call's results goes to its inputs and to what is trained.
   Tensors backward(FrameCall& call, const GradArgs& args);
@@ -81,7 +89,10 @@ class Frame : public std::enable_shared_from_this<Frame> {
   class Walk;
   struct Graph;
   /// What was heard, after the passes.
-  std::unique_ptr<Program::Impl> program_of(Recorded recorded, Cut cut) const;
+  std::unique_ptr<Program::Impl> program_of(Recorded recorded) const;
+  /// Bytes that a call and its backward take at most: the workspace that both use in turn, and beside it what
+  /// crosses, what the one returns, and what the other has made when.
+  static std::int64_t peak_of(const Program::Impl& forward, const Program::Impl& backward);
   /// Where a gradient goes in the frame.
   struct Way {
     enum class To { nowhere, node, target } to = To::nowhere;
@@ -148,7 +159,12 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::uint32_t keep_region(Tracer& tracer, const Storage& storage, FrameCall& call,
                             std::vector<const StorageOwner*>& met);
   void learn_marks(Recorded& recorded);
-  void keep_less(const Recorded& recorded, const Tracer& tracer, FrameCall& call);
+  std::vector<KeptValue> values_kept(const Tracer& tracer) const;
+  void keep_less(std::vector<MadeAgain> parts);
+  static Cut cut_of_forward(const std::vector<KeptFrom>& kept);
+  void set_forward(std::unique_ptr<Program::Impl> program);
+  struct Fitting;
+  void fit(const FrameCall& call, const Recorded& backward, Backward& made);
   void check_keeps(const FrameCall& call) const;
   void begin_segment(FrameCall& call) const;
   /// Where in the order of recording the running call has what its trace had there.
@@ -175,11 +191,18 @@ class Frame : public std::enable_shared_from_this<Frame> {
   Tensors run(Backward& backward, FrameCall& call, const GradArgs& args, const std::vector<Tensor>& given);
   Tensors trace_backward(const FrameCall& call, const GradArgs& args, const std::vector<Tensor>& given,
                          Words words);
-  void learn_backward(Tracer& tracer, const FrameCall& call, const std::vector<Tensor>& given,
-                      const Tensors& gradients, Backward& made) const;
+  Recorded learn_backward(Tracer& tracer, const FrameCall& call, const std::vector<Tensor>& given,
+                          const Tensors& gradients, Backward& made) const;
 
   std::span<const Pass> passes_;
-  Keeps keeps_;
+  Keeping keeping_;
+  /// What a choice is made from, until the first backward is known.
+  struct ToFit {
+    Recorded forward;
+    std::vector<KeptValue> values;
+  };
+  std::unique_ptr<ToFit> to_fit_;
+  std::int64_t eager_peak_ = 0;
   std::string unfit_;
   std::size_t hooks_ = 0;
   std::unique_ptr<Program::Impl> forward_;
@@ -192,6 +215,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<Target> targets_;
   std::vector<std::uint32_t> edges_;  // of the call's node: each one's target
   std::vector<KeptFrom> kept_;
+  std::size_t kept_as_eager_ = 0, regions_as_eager_ = 0;  // the first of them, which eager code has
   std::vector<Again> regions_;
   std::vector<Output> outputs_;            // of the call, then what inputs were set to
   std::vector<std::uint32_t> set_inputs_;  // that show other memory after the call

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "autograd/capture/frame_walk.h"
+#include "autograd/capture/passes/rewrite.h"
 #include "autograd/region.h"
 #include "autograd/tape.h"
 
@@ -24,7 +25,7 @@ Ref<const AnyOp> Frame::op_of(const FrameCall& call, const Ref<const AnyOp>& op)
 /// What is kept, by number: regions of `recompute` are made anew around what the call kept for them.
 std::vector<Ref<Storage>> Frame::storages_of(const FrameCall& call) const {
   std::vector<std::shared_ptr<StorageOwner>> regions;
-  for (const Again& again : regions_) {
+  for (const Again& again : std::span(regions_).first(call.as_eager ? regions_as_eager_ : regions_.size())) {
     Trace trace = again.trace;
     std::vector<std::int64_t> shift(trace.storages.size());
     for (const auto& [storage, number] : again.outside) {
@@ -41,14 +42,16 @@ std::vector<Ref<Storage>> Frame::storages_of(const FrameCall& call) const {
     regions.push_back(make_region(std::move(trace)));
   }
   std::vector<Ref<Storage>> storages;
-  for (std::size_t k = 0; k < kept_.size(); ++k)
-    storages.push_back(kept_[k].region ? released_by(regions[*kept_[k].region], kept_[k].index)
-                                       : call.kept[k].memory);
+  for (std::size_t k = 0; k < call.kept.size(); ++k)
+    storages.push_back(call.kept[k].memory || !kept_[k].region
+                           ? call.kept[k].memory
+                           : released_by(regions[*kept_[k].region], kept_[k].index));
   return storages;
 }
 
 void Frame::check_keeps(const FrameCall& call) const {
-  check<StateError>(call.kept.size() == kept_.size() && call.edges.size() == targets_.size(),
+  const std::size_t kept = call.as_eager ? kept_as_eager_ : kept_.size();
+  check<StateError>(call.kept.size() == kept && call.edges.size() == targets_.size(),
                     "backward of compiled: an earlier backward broke off and let go of what it read; run the "
                     "forward again");
 }
@@ -168,9 +171,9 @@ Tensors Frame::run(Backward& backward, FrameCall& call, const GradArgs& args,
   return gradients;
 }
 
-/// Makes a program of what was heard of a backward.
-void Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std::vector<Tensor>& given,
-                           const Tensors& gradients, Backward& made) const {
+/// What a program of the backward that was heard is made of.
+Recorded Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std::vector<Tensor>& given,
+                               const Tensors& gradients, Backward& made) const {
   std::vector<Tensor> results;  // behind those that were handed over
   for (const Tensor& gradient : gradients) {
     const std::size_t at = tracer.handed.size() + results.size();
@@ -211,9 +214,16 @@ void Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std::vec
   recorded.outputs.insert(recorded.outputs.begin(), tracer.handed.begin(), tracer.handed.end());
   check<StateError>(recorded.random_begin == recorded.random_end, "compile: a backward draws random numbers");
   check<StateError>(tracer.set.empty(), "compile: a gradient lets what it is given show other memory");
+  // Elsewhere in the same memory than in the forward's trace, as the kept input of this call may lie.
+  std::vector<std::int64_t> shift(recorded.trace.storages.size());
+  for (const auto& [storage, k] : cut.kept) shift[storage] = call.kept[k].shift;
+  for (TracedOp& traced : recorded.trace.ops)
+    each_tensor_of(traced, [&](TracedTensor& t) { t.layout.offset -= shift[t.storage]; });
+  for (TracedTensor& t : recorded.outputs) t.layout.offset -= shift[t.storage];
   recorded.random_begin = call.start;
   recorded.random_end = {call.start.seed, call.start.offset + (end_.offset - begin_.offset)};
-  made.program = program_of(std::move(recorded), std::move(cut));
+  recorded.cut = std::move(cut);
+  return recorded;
 }
 
 Tensors Frame::trace_backward(const FrameCall& call, const GradArgs& args, const std::vector<Tensor>& given,
@@ -226,8 +236,17 @@ Tensors Frame::trace_backward(const FrameCall& call, const GradArgs& args, const
   }
   hooks_ += tracer.marks.size();
   Backward made{std::move(words), nullptr, {}, {}};
-  tracer.attempt([&] { learn_backward(tracer, call, given, gradients, made); });
-  if (!tracer.reason.empty()) made.program = nullptr;
+  Recorded recorded;
+  tracer.attempt([&] {
+    recorded = learn_backward(tracer, call, given, gradients, made);
+    made.program = program_of(recorded);
+  });
+  if (!tracer.reason.empty()) {
+    made.program = nullptr;
+  } else if (to_fit_) {
+    if (forward_->running()) return gradients;  // the next one is looked at
+    fit(call, recorded, made);
+  }
   backwards_.push_front(std::move(made));
   if (backwards_.size() > most_backwards) backwards_.pop_back();
   return gradients;
@@ -253,7 +272,8 @@ Tensors Frame::backward(FrameCall& call, const GradArgs& args) {
   Walk walk(*this, call, marked ? outer : nullptr);
   Tensors gradients;
   Backward* known = find(words);
-  if (call.twins || sherd::Tracer::active())
+  const bool before_fit = call.as_eager && to_fit_ == nullptr;  // programs read less
+  if (call.twins || before_fit || sherd::Tracer::active())
     gradients = differentiate(call, args);
   else if (known == nullptr)
     gradients = trace_backward(call, args, given, std::move(words));

@@ -323,8 +323,8 @@ void Frame::learn_marks(Recorded& recorded) {
   for (const std::size_t marks : first_of_all) leave_whole_at_.push_back(mark_before(marks));
 }
 
-/// Makes regions of what the backward makes again.
-void Frame::keep_less(const Recorded& recorded, const Tracer& tracer, FrameCall& call) {
+/// What the backward reads of the forward's values, but for those that the user's regions make again.
+std::vector<KeptValue> Frame::values_kept(const Tracer& tracer) const {
   std::vector<KeptValue> values;
   const auto reads = [](const Again& again, std::uint32_t k) {
     return std::ranges::any_of(again.outside, [&](const auto& read) { return read.second == k; });
@@ -335,14 +335,24 @@ void Frame::keep_less(const Recorded& recorded, const Tracer& tracer, FrameCall&
     const bool stays = std::ranges::any_of(regions_, [&](const Again& again) { return reads(again, k); });
     if (storage != TracedTensor::none) values.push_back({storage, k, stays});
   }
-  for (MadeAgain& part : partition(recorded, values)) {
+  return values;
+}
+
+/// Makes regions of what the backward makes again.
+void Frame::keep_less(std::vector<MadeAgain> parts) {
+  for (MadeAgain& part : parts) {
     const auto region = static_cast<std::uint32_t>(regions_.size());
     regions_.push_back({std::move(part.trace), std::move(part.read)});
-    for (const auto& [index, number] : part.made) {
-      kept_[number] = {TracedTensor::none, {}, region, index};
-      call.kept[number] = {};
-    }
+    for (const auto& [index, number] : part.made) kept_[number] = {TracedTensor::none, {}, region, index};
   }
+}
+
+/// What the forward makes for the backward.
+Cut Frame::cut_of_forward(const std::vector<KeptFrom>& kept) {
+  Cut cut;
+  for (std::uint32_t k = 0; k < kept.size(); ++k)
+    if (kept[k].storage != TracedTensor::none) cut.made.emplace_back(kept[k].storage, k);
+  return cut;
 }
 
 /// Reads from a traced call what replays need.
@@ -373,11 +383,23 @@ void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::
   call.places = places_;
   begin_ = recorded.random_begin;
   end_ = recorded.random_end;
-  if (keeps_ == Keeps::cheapest) keep_less(recorded, tracer, call);
-  Cut cut;
-  for (std::uint32_t k = 0; k < kept_.size(); ++k)
-    if (kept_[k].storage != TracedTensor::none) cut.made.emplace_back(kept_[k].storage, k);
-  forward_ = program_of(std::move(recorded), std::move(cut));
+  kept_as_eager_ = kept_.size();
+  regions_as_eager_ = regions_.size();
+  call.as_eager = keeping_.budget.limited();
+  if (call.as_eager) {
+    to_fit_ = std::make_unique<ToFit>(ToFit{recorded, values_kept(tracer)});
+  } else if (keeping_.keeps == Keeps::cheapest) {
+    const Partitioning values(recorded, values_kept(tracer), MakesAgain::small);
+    keep_less(values.made_again(values.cheapest(0)));
+    for (std::size_t k = 0; k < kept_.size(); ++k)
+      if (kept_[k].region) call.kept[k] = {};
+  }
+  recorded.cut = cut_of_forward(kept_);
+  set_forward(program_of(std::move(recorded)));
+}
+
+void Frame::set_forward(std::unique_ptr<Program::Impl> program) {
+  forward_ = std::move(program);
   forward_->place_now = [this](std::uint64_t traced) { return place_in_call(traced); };
 }
 

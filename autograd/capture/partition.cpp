@@ -1,148 +1,233 @@
 #include "autograd/capture/partition.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
 #include <optional>
 
 #include "autograd/capture/min_cut.h"
 #include "autograd/capture/passes/rewrite.h"
+#include "autograd/capture/resident.h"
 #include "runtime/fused_region.h"
 
 namespace sherd {
 namespace {
 
 constexpr std::int64_t light_part = 16, heavy_times = 4;
+constexpr double operations_of_a_byte = 32;
 
-class Partitioning {
- public:
-  Partitioning(const Recorded& forward, const std::vector<KeptValue>& kept)
-      : trace_(forward.trace), numbers_(trace_.storages.size(), none), makers_(trace_.storages.size(), none) {
-    for (std::uint32_t i = 0; i < trace_.ops.size(); ++i)
-      if (can_run_again(trace_.ops[i]) && bytes(trace_.ops[i].out[0].storage) > 0)
-        makers_[trace_.ops[i].out[0].storage] = i;
-    for (const KeptValue& value : kept) {
-      if (!trace_.storages[value.storage].rewritten) numbers_[value.storage] = value.number;
-      if (value.stays) makers_[value.storage] = none;
-    }
-  }
+std::int64_t bytes_of(const TracedTensor& t) { return t.layout.shape.numel() * size_of(t.dtype); }
 
-  std::vector<MadeAgain> run() {
-    again_ = choose();
-    std::vector<bool> wanted(trace_.ops.size());
-    join_.resize(trace_.storages.size());
-    std::iota(join_.begin(), join_.end(), 0);
-    for (std::uint32_t s = 0; s < numbers_.size(); ++s)
-      if (numbers_[s] != none && again_[s]) want(s, wanted);
-    std::map<std::uint32_t, std::vector<std::uint32_t>> groups;  // of ops, by what they make
-    for (std::uint32_t i = 0; i < wanted.size(); ++i)
-      if (wanted[i]) groups[group_of(trace_.ops[i].out[0].storage)].push_back(i);
-    std::vector<MadeAgain> all;
-    for (const auto& [group, ops] : groups) all.push_back(extract(ops));
-    return all;
-  }
-
- private:
-  static constexpr std::uint32_t none = TracedTensor::none;
-
-  bool can_run_again(const TracedOp& traced) const {
-    if (traced.out.size() != 1 || traced.in.empty() || traced.once || traced.op->is_view() ||
-        asks_owner(traced, trace_))
-      return false;
-    const TracedTensor& in = traced.in[0];
-    const bool is_light = ops::effort_of(*traced.op) || ops::row_sum(*traced.op, in.layout.shape, in.dtype);
-    const auto written_once = [&](const TracedTensor& t) {
-      return t.storage != none && !trace_.storages[t.storage].rewritten;
-    };
-    return is_light && !traced.op->mutating() && !trace_.storages[traced.out[0].storage].outside &&
-           written_once(traced.out[0]) && std::ranges::all_of(traced.in, written_once);
-  }
-  std::int64_t bytes(std::uint32_t storage) const {
-    return static_cast<std::int64_t>(trace_.storages[storage].bytes);
-  }
-  std::int64_t cost_of(const TracedOp& traced) const {
-    const auto largest = [&](const std::vector<TracedTensor>& tensors) {
-      std::int64_t most = 0;
-      for (const TracedTensor& t : tensors) most = std::max(most, bytes(t.storage));
-      return most;
-    };
-    const bool heavy = ops::effort_of(*traced.op) == ops::Effort::heavy;
-    return heavy ? heavy_times * bytes(traced.out[0].storage) : largest(traced.in) / light_part + 1;
-  }
-
-  /// By storage: whether it is made again where it is wanted.
-  std::vector<bool> choose() const {
-    const std::size_t n = numbers_.size(), source = 2 * n, sink = 2 * n + 1;
-    MinCut cut(2 * n + 2);
-    for (std::uint32_t s = 0; s < n; ++s) {
-      const bool is_kept = numbers_[s] != none;
-      cut.add(2 * s, 2 * s + 1, is_kept ? bytes(s) : MinCut::never);
-      if (is_kept) cut.add(2 * s + 1, sink, MinCut::never);
-      cut.add(source, 2 * s, makers_[s] == none ? MinCut::never : cost_of(trace_.ops[makers_[s]]));
-      if (makers_[s] == none) continue;
-      for (const TracedTensor& t : trace_.ops[makers_[s]].in)
-        cut.add(2 * t.storage + 1, 2 * s, MinCut::never);
-    }
-    const std::vector<bool> before = cut.run(source, sink);
-    std::vector<bool> again(n);
-    for (std::size_t s = 0; s < n; ++s) again[s] = !before[2 * s];
-    return again;
-  }
-
-  /// The ops that make it, and what they read and is not kept.
-  void want(std::uint32_t storage, std::vector<bool>& wanted) {
-    std::vector<std::uint32_t> open{storage};
-    while (!open.empty()) {
-      const std::uint32_t op = makers_[open.back()];
-      const std::uint32_t made = open.back();
-      open.pop_back();
-      for (const TracedTensor& t : trace_.ops[op].in) {
-        if (!again_[t.storage]) continue;
-        join_[group_of(t.storage)] = group_of(made);
-        if (!wanted[makers_[t.storage]]) open.push_back(t.storage);
-      }
-      wanted[op] = true;
-    }
-  }
-  std::uint32_t group_of(std::uint32_t storage) {
-    while (join_[storage] != storage) storage = join_[storage] = join_[join_[storage]];
-    return storage;
-  }
-
-  MadeAgain extract(const std::vector<std::uint32_t>& ops) const {
-    MadeAgain part;
-    std::map<std::uint32_t, std::uint32_t> index;
-    for (const std::uint32_t i : ops) {
-      TracedOp traced = trace_.ops[i];
-      each_tensor_of(traced, [&](TracedTensor& t) {
-        const auto [known, is_new] = index.try_emplace(t.storage, static_cast<std::uint32_t>(index.size()));
-        if (is_new) {
-          TracedStorage& storage = part.trace.storages.emplace_back(trace_.storages[t.storage]);
-          storage.outside = {};
-          storage.maker = again_[t.storage] ? static_cast<std::uint32_t>(part.trace.ops.size()) : none;
-          if (!again_[t.storage])
-            part.read.emplace_back(known->second, numbers_[t.storage]);
-          else if (numbers_[t.storage] != none)
-            part.made.emplace_back(known->second, numbers_[t.storage]);
-        }
-        t.storage = known->second;
-      });
-      part.trace.ops.push_back(std::move(traced));
-    }
-    return part;
-  }
-
-  const Trace& trace_;
-  std::vector<std::uint32_t> numbers_;  // by storage: in the cut; none where it is not kept
-  std::vector<std::uint32_t> makers_;   // by storage: the op that may make it again
-  std::vector<bool> again_;
-  std::vector<std::uint32_t> join_;  // by storage: another one of what hangs together
-};
+/// Of a product of such sizes: twice the result's elements times the length that is summed over, the root of
+/// left times right by result. Of no product an estimate from above.
+double operations(const TracedOp& traced) {
+  if (traced.in.size() < 2 || traced.in[1].storage == TracedTensor::none || traced.out.empty()) return 0;
+  const auto numel = [](const TracedTensor& t) { return static_cast<double>(t.layout.shape.numel()); };
+  const double result = std::max(1.0, numel(traced.out[0]));
+  return 2 * result * std::sqrt(numel(traced.in[0]) * numel(traced.in[1]) / result);
+}
 
 }  // namespace
 
-std::vector<MadeAgain> partition(const Recorded& forward, const std::vector<KeptValue>& kept) {
-  return Partitioning(forward, kept).run();
+/// What a choice runs again.
+struct Partitioning::Wanted {
+  std::vector<bool> ops;
+  std::vector<bool> again;          // by storage: made by them
+  std::vector<std::uint32_t> join;  // by storage: another one of what hangs together
+
+  std::uint32_t group_of(std::uint32_t storage) {
+    while (join[storage] != storage) storage = join[storage] = join[join[storage]];
+    return storage;
+  }
+};
+
+Partitioning::Partitioning(const Recorded& forward, const std::vector<KeptValue>& kept, MakesAgain which)
+    : trace_(forward.trace), numbers_(trace_.storages.size(), none), makers_(trace_.storages.size(), none) {
+  for (std::uint32_t i = 0; i < trace_.ops.size(); ++i)
+    if (can_run_again(trace_.ops[i], which))
+      for (const TracedTensor& t : trace_.ops[i].out)
+        if (bytes(t.storage) > 0) makers_[t.storage] = i;
+  for (const KeptValue& value : kept) {
+    if (!trace_.storages[value.storage].rewritten) numbers_[value.storage] = value.number;
+    const std::uint32_t op = makers_[value.storage];
+    if (!value.stays || op == none) continue;
+    for (const TracedTensor& t : trace_.ops[op].out) makers_[t.storage] = none;
+  }
+  if (which != MakesAgain::all) return;
+  for (std::uint32_t s = 0; s < numbers_.size(); ++s) {
+    const TracedStorage& storage = trace_.storages[s];
+    if (numbers_[s] == none && !storage.rewritten && !(storage.outside && is_brought(*storage.outside)))
+      numbers_[s] = first_other + s;
+  }
+}
+
+bool Partitioning::is_light(const TracedOp& traced) const {
+  if (traced.in.empty() || traced.in[0].storage == none) return false;
+  const TracedTensor& in = traced.in[0];
+  return ops::effort_of(*traced.op) || ops::row_sum(*traced.op, in.layout.shape, in.dtype);
+}
+
+bool Partitioning::can_run_again(const TracedOp& traced, MakesAgain which) const {
+  if (traced.out.empty() || traced.in.empty() || traced.once || traced.op->is_view() ||
+      traced.op->mutating() || traced.op->call_among_ranks() != nullptr || asks_owner(traced, trace_))
+    return false;
+  if (which == MakesAgain::small && (traced.out.size() != 1 || !is_light(traced))) return false;
+  const auto written_once = [&](const TracedTensor& t) {
+    return t.storage == none ? which == MakesAgain::all : !trace_.storages[t.storage].rewritten;
+  };
+  const auto made_here = [&](const TracedTensor& t) {
+    return t.storage != none && written_once(t) && !trace_.storages[t.storage].outside;
+  };
+  return std::ranges::all_of(traced.in, written_once) && std::ranges::all_of(traced.out, made_here);
+}
+
+std::int64_t Partitioning::cost_of(const TracedOp& traced) const {
+  if (is_light(traced)) {
+    std::int64_t most = 0;
+    for (const TracedTensor& t : traced.in) most = std::max(most, t.storage == none ? 0 : bytes(t.storage));
+    const bool heavy = ops::effort_of(*traced.op) == ops::Effort::heavy;
+    return heavy ? heavy_times * bytes(traced.out[0].storage) : most / light_part + 1;
+  }
+  std::int64_t moved = 1;
+  each_tensor_of(traced, [&](const TracedTensor& t) { moved += bytes_of(t); });
+  return moved + static_cast<std::int64_t>(operations(traced) / operations_of_a_byte);
+}
+
+Partitioning::Choice Partitioning::cheapest(int quarters) const {
+  static constexpr std::int64_t roots[] = {1024, 1218, 1448,
+                                           1722};  // 1024 times the powers of the fourth root of 2
+  const auto scaled = [&](std::int64_t cost) {
+    return std::max<std::int64_t>(1, cost * roots[0] / roots[quarters % 4] >> (quarters / 4));
+  };
+  // Nodes: a value before and behind the arc that keeping it cuts, then ops.
+  const std::size_t n = numbers_.size(), source = 2 * n + trace_.ops.size(), sink = source + 1;
+  MinCut cut(sink + 1);
+  std::vector<bool> known(trace_.ops.size());
+  for (std::uint32_t s = 0; s < n; ++s) {
+    const bool others_have_it = static_cast<bool>(trace_.storages[s].outside);
+    cut.add(2 * s, 2 * s + 1, numbers_[s] == none ? MinCut::never : others_have_it ? 0 : bytes(s));
+    if (is_read(s)) cut.add(2 * s + 1, sink, MinCut::never);
+    if (makers_[s] == none) {
+      cut.add(source, 2 * s, MinCut::never);
+      continue;
+    }
+    const std::size_t op = 2 * n + makers_[s];
+    cut.add(op, 2 * s, MinCut::never);
+    if (known[makers_[s]]) continue;
+    known[makers_[s]] = true;
+    cut.add(source, op, scaled(cost_of(trace_.ops[makers_[s]])));
+    for (const TracedTensor& t : trace_.ops[makers_[s]].in)
+      if (t.storage != none) cut.add(2 * t.storage + 1, op, MinCut::never);
+  }
+  const std::vector<bool> before = cut.run(source, sink);
+  Choice again(n);
+  for (std::size_t s = 0; s < n; ++s) again[s] = !before[2 * s];
+  return again;
+}
+
+Partitioning::Choice Partitioning::in_segments(std::size_t segments) const {
+  const std::size_t ops = trace_.ops.size();
+  constexpr std::size_t never = ~std::size_t{0};
+  std::vector<std::size_t> made(numbers_.size(), never), last(numbers_.size());  // by storage, ops
+  for (std::size_t i = 0; i < ops; ++i) {
+    for (const TracedTensor& t : trace_.ops[i].out) made[t.storage] = std::min(made[t.storage], i);
+    each_tensor_of(trace_.ops[i], [&](const TracedTensor& t) { last[t.storage] = i; });
+  }
+  std::vector<std::int64_t> crossing(ops + 1);  // bytes that are used on both sides of each op's beginning
+  for (std::size_t s = 0; s < made.size(); ++s) {
+    if (made[s] == never || last[s] == made[s]) continue;
+    crossing[made[s] + 1] += bytes(static_cast<std::uint32_t>(s));
+    crossing[last[s] + 1] -= bytes(static_cast<std::uint32_t>(s));
+  }
+  std::partial_sum(crossing.begin(), crossing.end(), crossing.begin());
+  Choice again(numbers_.size());
+  for (std::size_t s = 0; s < again.size(); ++s) again[s] = makers_[s] != none;
+  for (std::size_t k = 1; k < segments; ++k) {
+    const auto begin = crossing.begin() + static_cast<std::ptrdiff_t>(ops * (2 * k - 1) / (2 * segments)),
+               end = crossing.begin() + static_cast<std::ptrdiff_t>(ops * (2 * k + 1) / (2 * segments));
+    const auto place = static_cast<std::size_t>(std::min_element(begin, end) - crossing.begin());
+    for (std::size_t s = 0; s < again.size(); ++s)
+      if (made[s] < place && last[s] >= place) again[s] = false;
+  }
+  return again;
+}
+
+Partitioning::Choice Partitioning::mixed(const Choice& less, const Choice& more, std::size_t place) const {
+  Choice mix = less;
+  for (std::size_t s = 0; s < mix.size(); ++s)
+    if (makers_[s] != none && makers_[s] < place) mix[s] = more[s];
+  return mix;
+}
+
+/// The ops that make what is kept and made again, and what they read and is not kept.
+Partitioning::Wanted Partitioning::wanted(const Choice& choice) const {
+  Wanted wanted{std::vector<bool>(trace_.ops.size()), std::vector<bool>(numbers_.size()),
+                std::vector<std::uint32_t>(numbers_.size())};
+  std::vector<std::uint32_t> open;
+  const auto want = [&](std::uint32_t op) {
+    if (wanted.ops[op]) return;
+    wanted.ops[op] = true;
+    for (const TracedTensor& t : trace_.ops[op].out) wanted.again[t.storage] = true;
+    open.push_back(op);
+  };
+  for (std::uint32_t s = 0; s < numbers_.size(); ++s)
+    if (is_read(s) && choice[s]) want(makers_[s]);
+  while (!open.empty()) {
+    const TracedOp& traced = trace_.ops[open.back()];
+    open.pop_back();
+    for (const TracedTensor& t : traced.in)
+      if (t.storage != none && (choice[t.storage] || numbers_[t.storage] == none)) want(makers_[t.storage]);
+  }
+  std::iota(wanted.join.begin(), wanted.join.end(), 0);
+  for (std::size_t i = 0; i < trace_.ops.size(); ++i)
+    if (wanted.ops[i])
+      each_tensor_of(trace_.ops[i], [&](const TracedTensor& t) {
+        if (wanted.again[t.storage])
+          wanted.join[wanted.group_of(t.storage)] = wanted.group_of(trace_.ops[i].out[0].storage);
+      });
+  return wanted;
+}
+
+std::int64_t Partitioning::cost(const Choice& choice) const {
+  const Wanted runs = wanted(choice);
+  std::int64_t cost = 0;
+  for (std::size_t i = 0; i < runs.ops.size(); ++i)
+    if (runs.ops[i]) cost += cost_of(trace_.ops[i]);
+  return cost;
+}
+
+std::vector<MadeAgain> Partitioning::made_again(const Choice& choice) const {
+  Wanted runs = wanted(choice);
+  std::map<std::uint32_t, std::vector<std::uint32_t>> groups;  // of ops, by what they make
+  for (std::uint32_t i = 0; i < runs.ops.size(); ++i)
+    if (runs.ops[i]) groups[runs.group_of(trace_.ops[i].out[0].storage)].push_back(i);
+  std::vector<MadeAgain> all;
+  for (const auto& [group, ops] : groups) all.push_back(extract(ops, runs.again));
+  return all;
+}
+
+MadeAgain Partitioning::extract(const std::vector<std::uint32_t>& ops, const std::vector<bool>& again) const {
+  MadeAgain part;
+  std::map<std::uint32_t, std::uint32_t> index;
+  for (const std::uint32_t i : ops) {
+    TracedOp traced = trace_.ops[i];
+    each_tensor_of(traced, [&](TracedTensor& t) {
+      const auto [known, is_new] = index.try_emplace(t.storage, static_cast<std::uint32_t>(index.size()));
+      if (is_new) {
+        TracedStorage& storage = part.trace.storages.emplace_back(trace_.storages[t.storage]);
+        storage.outside = {};
+        storage.maker = again[t.storage] ? static_cast<std::uint32_t>(part.trace.ops.size()) : none;
+        if (!again[t.storage])
+          part.read.emplace_back(known->second, numbers_[t.storage]);
+        else if (is_read(t.storage))
+          part.made.emplace_back(known->second, numbers_[t.storage]);
+      }
+      t.storage = known->second;
+    });
+    part.trace.ops.push_back(std::move(traced));
+  }
+  return part;
 }
 
 }  // namespace sherd

@@ -5,6 +5,7 @@
 #include "autograd/capture/resident.h"
 #include "autograd/tape.h"
 #include "runtime/apply.h"
+#include "runtime/bytes_taken.h"
 #include "runtime/reach.h"
 
 namespace sherd {
@@ -17,7 +18,7 @@ bool same_layout(const Layout& a, const Layout& b) {
 }
 
 /// Whether a tensor has all elements between its first and its last one.
-bool is_dense(const Layout& layout) {
+bool has_all_between(const Layout& layout) {
   const Reach reach = *Reach::of(layout);
   std::int64_t count = 1;
   for (int i = 0; i < layout.shape.rank(); ++i) count *= layout.strides[i] == 0 ? 1 : layout.shape[i];
@@ -34,7 +35,7 @@ void each_place(const Layout& layout, int axis, std::int64_t place, const F& at)
 
 /// Whether all elements of `part` are elements of `whole`, between whose first and last one they lie.
 bool is_part_of(const Layout& part, const Layout& whole) {
-  if (same_layout(part, whole) || is_dense(whole)) return true;
+  if (same_layout(part, whole) || has_all_between(whole)) return true;
   const Reach reach = *Reach::of(whole);
   std::vector<bool> there(static_cast<std::size_t>(reach.high - reach.low + 1));
   const auto of = [&](std::int64_t place) { return there[static_cast<std::size_t>(place - reach.low)]; };
@@ -132,6 +133,39 @@ void Program::Impl::plan_half() {
   }
   for (std::uint32_t s = 0; s < places.size(); ++s)
     if (last[s] != none && places[s].home == Home::kept) steps[last[s]].frees.push_back(s);
+}
+
+std::int64_t Program::Impl::workspace_bytes() const {
+  std::size_t bytes = 0;
+  for (const Workspace& workspace : workspaces)
+    bytes += bytes_taken(workspace.device, workspace.packing.bytes);
+  return static_cast<std::int64_t>(bytes);
+}
+
+std::vector<std::uint32_t> Program::Impl::kept_inputs() const {
+  std::vector<std::uint32_t> numbers;
+  for (const auto& [storage, number] : cut->made)
+    if (places[storage].home == Home::input) numbers.push_back(number);
+  return numbers;
+}
+
+std::int64_t Program::Impl::held_bytes(std::span<const std::uint32_t> but) const {
+  const auto bytes = [this](std::uint32_t s) {
+    return static_cast<std::int64_t>(bytes_taken(trace.storages[s].device, trace.storages[s].bytes));
+  };
+  const auto counts = [&](std::uint32_t s) {
+    return places[s].home != Home::kept || std::ranges::find(but, places[s].index) == but.end();
+  };
+  std::int64_t now = 0;
+  for (const auto& [storage, number] : cut->kept)
+    if (last_use_[storage] != none && counts(storage)) now += bytes(storage);
+  std::int64_t most = now;
+  for (const Step& step : steps) {
+    for (const std::uint32_t s : step.makes) now += bytes(s);
+    most = std::max(most, now);
+    for (const std::uint32_t s : step.frees) now -= counts(s) ? bytes(s) : 0;
+  }
+  return most;
 }
 
 void Program::Impl::name_values() {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,13 @@ struct Program::Impl {
   std::vector<Tensor> run_half(const std::vector<Tensor>& given, std::vector<Handed>& kept, RandomKey start);
   /// Result `r` of the run of a half that is under way, which no longer has it: called by an effect.
   Tensor take_result(std::uint32_t r);
+  /// Bytes of values between its ops, packed, of all devices.
+  std::int64_t workspace_bytes() const;
+  /// Of a half: bytes of what it has made for others, and of what it is handed and not done with, `but` these
+  /// numbers, at most.
+  std::int64_t held_bytes(std::span<const std::uint32_t> but = {}) const;
+  /// Of a half: numbers of what it makes for the other and was given.
+  std::vector<std::uint32_t> kept_inputs() const;
   /// A half is under way: in a hook it cannot run once more.
   bool running() const { return running_; }
   /// Whether writes to inputs and to what it found do what the step's ops would.

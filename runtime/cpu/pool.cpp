@@ -14,6 +14,7 @@
 #include <new>
 #include <utility>
 
+#include "runtime/bytes_taken.h"
 #include "runtime/context.h"
 #include "runtime/error.h"
 #include "runtime/log.h"
@@ -189,8 +190,8 @@ void CpuPool::Shelf::forget() noexcept {
   const std::unique_ptr<Shelf> gone(this);
 }
 
-/// 64-byte steps up to 1 KiB (16 classes), then eight steps a power of two.
-CpuPool::SizeClass CpuPool::class_of(std::size_t bytes) {
+/// Number and bytes. 64-byte steps up to 1 KiB (16 classes), then eight steps a power of two.
+static std::pair<int, std::size_t> size_class(std::size_t bytes) {
   if (bytes <= 1024) {
     const std::size_t step = bytes == 0 ? 1 : (bytes + 63) / 64;
     return {static_cast<int>(step - 1), step * 64};
@@ -199,6 +200,16 @@ CpuPool::SizeClass CpuPool::class_of(std::size_t bytes) {
   const std::size_t step = std::size_t{1} << (log - 3);
   const std::size_t steps = (bytes - (std::size_t{1} << log) + step - 1) / step;  // 1..8
   return {16 + (log - 10) * 8 + static_cast<int>(steps) - 1, (std::size_t{1} << log) + steps * step};
+}
+
+CpuPool::SizeClass CpuPool::class_of(std::size_t bytes) {
+  const auto [index, rounded] = size_class(bytes);
+  return {index, rounded};
+}
+
+std::size_t bytes_taken(Device device, std::size_t bytes) {
+  if (device.type == DeviceType::meta) return 0;
+  return device.is_cpu() ? size_class(bytes).second : std::max<std::size_t>(bytes, 1);
 }
 
 /// Null when there is no memory.

@@ -153,7 +153,6 @@ class Planning {
   }
 
   void add(const Region::Member& member) {
-    const Shape& shape = member.result.shape;
     std::vector<Shape> shapes;
     for (const Region::Operand& operand : member.in) shapes.push_back(operand.layout.shape);
     if (const ops::Sum* sum = ops::row_sum(*member.op, shapes[0], dtype_of(member.in[0]))) {
