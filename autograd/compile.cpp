@@ -50,7 +50,14 @@ MemoryBudget MemoryBudget::part(double of_eager) {
   return budget;
 }
 
-std::int64_t MemoryBudget::limit(std::int64_t eager_peak) const {
+MemoryBudget MemoryBudget::least() {
+  MemoryBudget budget;
+  budget.least_ = true;
+  return budget;
+}
+
+std::int64_t MemoryBudget::limit(std::int64_t eager_peak, std::int64_t least) const {
+  if (least_) return least;
   return bytes_ > 0 ? bytes_ : static_cast<std::int64_t>(part_ * static_cast<double>(eager_peak));
 }
 

@@ -48,13 +48,17 @@ class SHERD_API MemoryBudget {
   /// Of what the program takes that keeps all that eager code does. ValueError unless above 0 and at most 1.
   static MemoryBudget part(double of_eager);
 
-  bool limited() const { return bytes_ > 0 || part_ > 0; }
-  /// In bytes, of a program that takes `eager_peak` with all that eager code keeps.
-  std::int64_t limit(std::int64_t eager_peak) const;
+  /// As little as a choice is found for, whatever that costs.
+  static MemoryBudget least();
+
+  bool limited() const { return bytes_ > 0 || part_ > 0 || least_; }
+  /// In bytes, of a program that takes `eager_peak` with all that eager code keeps and `least` at least.
+  std::int64_t limit(std::int64_t eager_peak, std::int64_t least) const;
 
  private:
   std::int64_t bytes_ = 0;
   double part_ = 0;
+  bool least_ = false;
 };
 
 struct CompileOptions {

@@ -163,11 +163,12 @@ struct Frame::Fitting {
   /// Of choices that make more and more again, the first that fits; ValueError where none does. A minimal cut
   /// knows what is kept, not what waits while it is made again, which segments bound.
   Candidate cheapest(std::int64_t eager_peak) const {
-    const std::int64_t limit = frame.keeping_.budget.limit(eager_peak);
+    const MemoryBudget& budget = frame.keeping_.budget;
+    std::int64_t limit = budget.limit(eager_peak, 0);
     Candidate found = attempt(usual());
-    if (found.peak > limit && eager_peak <= limit) found = attempt(nothing());
+    if (found.peak > limit && eager_peak < found.peak) found = attempt(nothing());
     Partitioning::Choice least = found.choice;
-    std::int64_t least_peak = std::min(eager_peak, found.peak);
+    std::int64_t least_peak = found.peak;
     const auto next = [&](Partitioning::Choice choice) {
       if (found.peak <= limit || choice == found.choice) return;
       found = attempt(std::move(choice));
@@ -182,6 +183,8 @@ struct Frame::Fitting {
     const std::size_t ops = frame.to_fit_->forward.trace.ops.size();
     for (std::size_t segments = ops / 2; segments > 1; segments -= (segments + 3) / 4)
       next(values.in_segments(segments));
+    limit = budget.limit(eager_peak, least_peak);
+    if (found.peak > limit && least_peak <= limit) found = attempt(std::move(least));
     check<ValueError>(found.peak <= limit,
                       "compile: a call and its backward take {} bytes at least, {} with all that eager code "
                       "keeps, and the budget is {}; give them as much",

@@ -280,6 +280,22 @@ TEST_CASE("budget: a weight written before the backward is refused where it make
   compiled({input(1, 1000)})[0].backward();
 }
 
+TEST_CASE("budget: the least is what a message says is possible, and no byte less is") {
+  for (const Executor executor : executors) {
+    const Net net(5);
+    const auto step = [&](const MemoryBudget& budget) {
+      const Compiled compiled = compile(net, {.executor = executor, .memory = budget});
+      for (int call = 0; call < 2; ++call) compiled({input(call, 1000)})[0].backward();
+      return compiled.stats();
+    };
+    const CompileStats stats = step(MemoryBudget::least());
+    CHECK(2 * stats.peak_bytes < stats.eager_peak_bytes);
+    CHECK(step(MemoryBudget::bytes(stats.peak_bytes)).peak_bytes == stats.peak_bytes);
+    CHECK_THROWS_WITH(step(MemoryBudget::bytes(stats.peak_bytes - 1)),
+                      ContainsSubstring(fmt::format("take {} bytes at least", stats.peak_bytes)));
+  }
+}
+
 TEST_CASE("budget: what cannot be one is refused, and what cannot fit says what can") {
   for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{-1}})
     CHECK_THROWS_WITH(MemoryBudget::bytes(bytes), ContainsSubstring("give it some"));

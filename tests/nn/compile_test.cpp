@@ -188,13 +188,18 @@ std::vector<Case> all_layers() {
 }  // namespace
 
 TEST_CASE("compile: every layer is equal to the bit to its eager clone, in training and out of it") {
+  std::vector<CompileOptions> ways;
+  for (const Executor executor : {Executor::replay, Executor::partition, Executor::fused})
+    for (const MemoryBudget& memory : {MemoryBudget(), MemoryBudget::least()})
+      ways.push_back({.executor = executor, .memory = memory});
   for (const DType dtype : {f32, bf16, f16})
-    for (const Executor executor : {Executor::replay, Executor::partition, Executor::fused}) {
+    for (const CompileOptions& way : ways) {
       for (Case& c : all_layers()) {
-        INFO(c.name << ", " << name_of(dtype) << ", executor " << static_cast<int>(executor));
+        INFO(c.name << ", " << name_of(dtype) << ", executor " << static_cast<int>(way.executor) << ", least "
+                    << way.memory.limited());
         c.module->to(dtype);
         const std::unique_ptr<Module> eager = c.module->clone_module();
-        nn::compile(*c.module, {.executor = executor});
+        nn::compile(*c.module, way);
         for (int i = 0; i < 6; ++i) {
           INFO("call " << i);
           for (Module* m : {eager.get(), c.module.get()}) m->train(i < 4);

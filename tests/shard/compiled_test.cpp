@@ -51,6 +51,7 @@ struct Way {
   std::optional<ManagedParameters> model{};  ///< the whole of it is compiled, split at its sharded modules
   ShardingHooks hooks = ShardingHooks::around;
   Executor executor = Executor::replay;
+  MemoryBudget memory{};
 };
 std::vector<Way> ways() {
   std::vector<Way> all{{"plain", {}},
@@ -74,6 +75,10 @@ std::vector<Way> ways() {
     all.push_back(other);
   }
   for (std::size_t i = 0; i < all.size(); ++i) all[i].executor = static_cast<Executor>(i % 3);
+  for (std::size_t i = 0, n = all.size(); i < n; ++i) {
+    all.push_back(all[i]);
+    all.back().memory = MemoryBudget::least();
+  }
   return all;
 }
 
@@ -89,15 +94,17 @@ std::vector<std::vector<double>> train(World& world, shard::GroupLayout layout, 
     shard::fully_shard(block, options);
     if (!here || way.model) continue;
     if (way.inner_part)
-      nn::compile(block.in, {.executor = way.executor});
+      nn::compile(block.in, {.executor = way.executor, .memory = way.memory});
     else
-      nn::compile(block, {.executor = way.executor});
+      nn::compile(block, {.executor = way.executor, .memory = way.memory});
   }
   shard::fully_shard(net, options);
   net.head.eval();  // whose call is the same in both modes of the model
   if (here && way.model)
-    nn::compile(net,
-                {.executor = way.executor, .managed_parameters = *way.model, .sharding_hooks = way.hooks});
+    nn::compile(net, {.executor = way.executor,
+                      .managed_parameters = *way.model,
+                      .sharding_hooks = way.hooks,
+                      .memory = way.memory});
   nn::Adam optimizer(net.parameters(), {.lr = 0.02});
   std::optional<shard::StepInBackward> within;
   if (way.steps_within) within.emplace(optimizer);
