@@ -3,6 +3,7 @@
 #include <cstring>
 #include <optional>
 
+#include "autograd/capture/effects.h"
 #include "autograd/capture/passes/late.h"
 #include "autograd/capture/program.h"
 #include "autograd/compile.h"
@@ -346,6 +347,49 @@ TEST_CASE("late: an op runs just before the first that reads it, unless more wou
         "%2 = exp(%x0) : f32 (4)\n"
         "%3 = mul(%1, %2) : f32 (4)\n"
         "return %3\n");
+}
+
+TEST_CASE("late: an op stays where what it reads would wait, and take more than what it gives") {
+  CHECK(text_of_late(
+            [](std::span<const Tensor> x) {
+              const Tensor small = sum(exp(x[0])), other = tanh(x[1]);
+              return std::vector<Tensor>{mul(other, small)};
+            },
+            {ones({40}), ones({4})}) ==
+        "inputs %x0 : f32 (40), %x1 : f32 (4)\n"
+        "%0 = exp(%x0) : f32 (40)\n"
+        "%1 = sum[axes=1, keep=false, mean=false](%0) : f32 ()\n"
+        "%2 = tanh(%x1) : f32 (4)\n"
+        "%3 = mul(%2, %1) : f32 (4)\n"
+        "return %3\n");
+}
+
+TEST_CASE("late: what others may change is read before they do") {
+  const NoGrad guard;
+  std::vector<float> memory(4, 1.0F);
+  const Tensor one = from_blob(memory.data(), {4}, f32, nullptr),
+               same = from_blob(memory.data(), {4}, f32, nullptr);
+  const Step steps[] = {[&](std::span<const Tensor> x) {
+                          const Tensor read = exp(one);
+                          add_(same, 1.0);
+                          return std::vector<Tensor>{mul(x[0], read)};
+                        },
+                        [&](std::span<const Tensor> x) {
+                          const Tensor read = exp(one);
+                          repeat_in_replays([&] { memory[0] += 1.0F; });
+                          return std::vector<Tensor>{mul(x[0], read)};
+                        }};
+  for (const Step& step : steps) {
+    std::vector<Tensor> outputs;
+    const Tensor x = numbers({4}, f32);
+    Program::Impl after(late(record(step, {x}, outputs)), {});
+    for (int call = 0; call < 2; ++call) {
+      const std::vector<float> before = memory;
+      const std::vector<Tensor> got = after.replay({x});
+      memory = before;
+      check_same(got, step({&x, 1}));
+    }
+  }
 }
 
 TEST_CASE("late: random programs give the bits of the step, and write and draw what it does") {
