@@ -208,30 +208,17 @@ TEST_CASE("budget: random functions have eager's bits at the least that is possi
     RandomStep eager(seed, Writes::never), own(seed, Writes::never), tried_first(seed, Writes::never);
     const Step function = [&](std::span<const Tensor> in) { return own(in); };
     const CompileOptions options{.executor = executors[seed % 3], .full_graph = FullGraph::yes};
-    const auto run = [&](RandomStep& of, const auto& body, unsigned call) {
-      manual_seed(call);
-      of.gain.set_grad({});
-      of.gain.requires_grad_();
-      std::vector<Tensor> in{numbers({4, 6}, f32, 2 * call + 1), numbers({4, 6}, f32, 2 * call + 2)};
-      for (Tensor& x : in) x.requires_grad_();
-      std::vector<Tensor> results = body(in);
-      Tensor total = sum(mul(in[0], 0.0));
-      for (const Tensor& y : results) total = add(total, sum(square(y)));
-      total.backward();
-      for (const Tensor& t : {in[0].grad(), in[1].grad(), of.gain.grad(), clone(of.running), randn({2})})
-        results.push_back(t.defined() ? t : zeros({}));
-      return results;
-    };
     CompileOptions least = options;
     least.memory = least_budget([&](const MemoryBudget& budget) {
       CompileOptions tried = options;
       tried.memory = budget;
-      run(tried_first, compile([&](std::span<const Tensor> in) { return tried_first(in); }, tried), 0);
+      gradients_of(tried_first, compile([&](std::span<const Tensor> in) { return tried_first(in); }, tried),
+                   0);
     });
     const Compiled compiled = compile(function, least);
     for (unsigned call = 0; call < 4; ++call) {
       INFO("function " << seed << ", call " << call);
-      check_same(run(own, compiled, call), run(eager, eager, call));
+      check_same(gradients_of(own, compiled, call), gradients_of(eager, eager, call));
     }
     CHECK(compiled.stats().hits == 3);
     tight += compiled.stats().peak_bytes < compiled.stats().eager_peak_bytes ? 1 : 0;
@@ -398,24 +385,17 @@ TEST_CASE("late: random programs give the bits of the step, and write and draw w
     INFO("program " << seed);
     const RandomStep step(seed, Writes::sometimes);
     const Step& as_step = step;
-    const auto run = [&](const auto& body, unsigned call) {
-      manual_seed(call);
-      fill_(step.running, 0.25);
-      const std::vector<Tensor> in{numbers({4, 6}, f32, 2 * call + 1), numbers({4, 6}, f32, 2 * call + 2)};
-      std::vector<Tensor> results = body(in);
-      for (const Tensor& t : {in[0], in[1], clone(step.running), randn({2})}) results.push_back(t);
-      return results;
-    };
     const NoGrad guard;
     std::vector<Tensor> outputs;
     manual_seed(0);
-    const Recorded whole = record(as_step, {numbers({4, 6}, f32, 1), numbers({4, 6}, f32, 2)}, outputs);
+    const Recorded whole = record(as_step, inputs_of(0), outputs);
     Program::Impl before(whole, {}), after(late(whole), {});
     CHECK(after.steps.size() == before.steps.size());
     moved += before.text() != after.text() ? 1 : 0;
     for (unsigned call = 1; call < 4; ++call)
-      check_same(run([&](const std::vector<Tensor>& in) { return after.replay(in); }, call),
-                 run(as_step, call));
+      check_same(effects_of(
+                     step, [&](const std::vector<Tensor>& in) { return after.replay(in); }, call),
+                 effects_of(step, as_step, call));
   }
   CHECK(moved > 50);
 }

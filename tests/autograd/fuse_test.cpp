@@ -562,21 +562,8 @@ TEST_CASE("fuse: compiled random functions have the bits of eager ones, forward 
     const Compiled compiled = compile(function, {.executor = executor, .full_graph = FullGraph::yes});
     for (unsigned call = 0; call < 4; ++call) {
       INFO("function " << seed << ", call " << call);
-      const auto run = [&](RandomStep& of, const auto& body) {
-        manual_seed(call);
-        of.gain.set_grad({});
-        of.gain.requires_grad_();
-        std::vector<Tensor> in{numbers({4, 6}, f32, 2 * call + 1), numbers({4, 6}, f32, 2 * call + 2)};
-        for (Tensor& x : in) x.requires_grad_();
-        std::vector<Tensor> results = body(in);
-        Tensor total = sum(mul(in[0], 0.0));
-        for (const Tensor& y : results) total = add(total, sum(square(y)));
-        total.backward();
-        for (const Tensor& t : {in[0].grad(), in[1].grad(), of.gain.grad(), clone(of.running), randn({2})})
-          results.push_back(t.defined() ? t : zeros({}));
-        return results;
-      };
-      const std::vector<Tensor> got = run(own, compiled), expected = run(eager, eager);
+      const std::vector<Tensor> got = gradients_of(own, compiled, call),
+                                expected = gradients_of(eager, eager, call);
       REQUIRE(got.size() == expected.size());
       for (std::size_t i = 0; i < got.size(); ++i) CHECK(same_bits(got[i], expected[i]));
     }

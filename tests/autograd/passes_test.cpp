@@ -307,14 +307,6 @@ TEST_CASE("passes: random programs give the bits of the step, and write and draw
     INFO("program " << seed);
     const RandomStep step(seed, Writes::sometimes);
     const Step& as_step = step;
-    const auto run = [&](const auto& body, unsigned call) {
-      manual_seed(call);
-      fill_(step.running, 0.25);
-      const std::vector<Tensor> in = drawn(call);
-      std::vector<Tensor> results = body(in);
-      for (const Tensor& t : {in[0], in[1], clone(step.running), randn({2})}) results.push_back(t);
-      return results;
-    };
     const NoGrad guard;
     std::size_t* counts[] = {&before, &without_dead, &without_common, &all};
     const PassOf passes[] = {nothing, dead_code, common, both};
@@ -328,8 +320,9 @@ TEST_CASE("passes: random programs give the bits of the step, and write and draw
       Program::Impl after = program(std::move(changed));
       *counts[p] += after.steps.size();
       for (unsigned call = 1; call < 4; ++call)
-        check_same(run([&](const std::vector<Tensor>& in) { return after.replay(in); }, call),
-                   run(as_step, call));
+        check_same(effects_of(
+                       step, [&](const std::vector<Tensor>& in) { return after.replay(in); }, call),
+                   effects_of(step, as_step, call));
     }
   }
   CHECK(without_dead < before);
@@ -345,22 +338,7 @@ TEST_CASE("passes: compiled random functions have the bits of eager ones, forwar
                                       {.full_graph = FullGraph::yes, .common_subexpressions = how});
     for (unsigned call = 0; call < 4; ++call) {
       INFO("function " << seed << ", call " << call);
-      const auto run = [&](RandomStep& of, const auto& body) {
-        manual_seed(call);
-        of.gain.set_grad({});
-        of.gain.requires_grad_();
-        std::vector<Tensor> in = drawn(call);
-        for (Tensor& x : in) x.requires_grad_();
-        std::vector<Tensor> results = body(in);
-        for (std::size_t i = 0; i < in.size(); ++i) results.push_back(in[i]);
-        Tensor total = sum(mul(in[0], 0.0));
-        for (const Tensor& y : results) total = add(total, sum(square(y)));
-        total.backward();
-        for (const Tensor& t : {in[0].grad(), in[1].grad(), of.gain.grad(), clone(of.running), randn({2})})
-          results.push_back(t.defined() ? t : zeros({}));
-        return results;
-      };
-      check_same(run(other, compiled), run(step, step));
+      check_same(gradients_of(other, compiled, call), gradients_of(step, step, call));
     }
     CHECK(compiled.stats().hits == 3);
   }

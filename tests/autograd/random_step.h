@@ -9,6 +9,7 @@
 #include "autograd/autograd.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "tests/runtime/op_cases.h"
 
 namespace sherd::test {
 
@@ -95,5 +96,39 @@ class RandomStep {
   std::vector<Instruction> code_;
   std::vector<std::size_t> returned_;
 };
+
+/// Inputs of a call, in each call others.
+inline std::vector<Tensor> inputs_of(unsigned call) {
+  return {numbers({4, 6}, f32, 2 * call + 1), numbers({4, 6}, f32, 2 * call + 2)};
+}
+
+/// What a call of `body`, which is `of` or a program of it, gives and writes, and the random numbers behind.
+template <class F>
+std::vector<Tensor> effects_of(const RandomStep& of, const F& body, unsigned call) {
+  manual_seed(call);
+  fill_(of.running, 0.25);
+  const std::vector<Tensor> in = inputs_of(call);
+  std::vector<Tensor> results = body(in);
+  for (const Tensor& t : {in[0], in[1], clone(of.running), randn({2})}) results.push_back(t);
+  return results;
+}
+
+/// The same, and gradients of a backward from all results, without gradients zeros.
+template <class F>
+std::vector<Tensor> gradients_of(RandomStep& of, const F& body, unsigned call) {
+  manual_seed(call);
+  of.gain.set_grad({});
+  of.gain.requires_grad_();
+  std::vector<Tensor> in = inputs_of(call);
+  for (Tensor& x : in) x.requires_grad_();
+  std::vector<Tensor> results = body(in);
+  for (std::size_t i = 0; i < in.size(); ++i) results.push_back(in[i]);
+  Tensor total = sum(mul(in[0], 0.0));
+  for (const Tensor& y : results) total = add(total, sum(square(y)));
+  total.backward();
+  for (const Tensor& t : {in[0].grad(), in[1].grad(), of.gain.grad(), clone(of.running), randn({2})})
+    results.push_back(t.defined() ? t : zeros({}));
+  return results;
+}
 
 }  // namespace sherd::test

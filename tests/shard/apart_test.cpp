@@ -349,10 +349,13 @@ TEST_CASE("two objects of data parallelism average in one order, whichever forwa
         return swapped ? add(b, a) : add(a, b);
       });
   }
+  Parting part;
   on_ranks([&](World& world, shard::GroupLayout) {
     Pair one = seeded(), two = seeded(), hand_one = seeded(), hand_two = seeded();
     const shard::DataParallel of_one(one, world.group()), of_two(two, world.group());
+    std::size_t number = 0;
     for (const Loss& loss : losses) {
+      if (number++ % 2 == 1) part(world, [] {});  // what is compared after a fault comes in that order too
       loss(one, two, world.rank()).backward();
       const auto expect_average = [&](Pair& net, Pair& by_hand) {
         const auto backward = [&](int rank) { loss(hand_one, hand_two, rank).backward(); };
@@ -579,6 +582,24 @@ TEST_CASE("what has another module in its place is gathered and reduced by nobod
           expect_gradients(net, world, expected, "a new head");
           net.zero_grad();
         }
+      }
+    }
+  });
+}
+
+TEST_CASE("what was cast while one rank kept a loss of it is gathered by nobody's list as it was") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    Pair net = seeded(), by_hand = seeded();
+    shard_pair(net, {.layout = layout});
+    for (const DType dtype : {f64, f32, f64}) {
+      net(to(input_of(1), net.first.weight.local().dtype()));  // a list that the next forward follows
+      Tensor old = net(to(input_of(1), net.first.weight.local().dtype())).first;
+      if (world.rank() != 0) old = {};
+      for (Pair* of : {&net, &by_hand}) of->to(dtype);
+      for (int forwards = 0; forwards < 2; ++forwards) {
+        const Tensor x = to(input_of(1), dtype);
+        expect(to(net(x).first, f64).to_vector<double>() == to(by_hand(x).first, f64).to_vector<double>(),
+               "{}", name_of(dtype));
       }
     }
   });

@@ -347,8 +347,9 @@ TEST_CASE("a tie that is made after the sharding is one when a member of it is r
           } catch (const NotImplementedError& e) {
             said = e.what();
           }
-          expect(said.find("'first.weight' is tied") != said.npos || said.find("'weight' is tied") != said.npos,
-                 "'{}', at first {}", said, at_first);
+          expect(
+              said.find("'first.weight' is tied") != said.npos || said.find("'weight' is tied") != said.npos,
+              "'{}', at first {}", said, at_first);
         }));
 }
 
@@ -387,5 +388,61 @@ TEST_CASE("a module that runs alone leaves the names that the model gave to what
     REQUIRE(!in_model.empty());
     for (Around* alone : {&net.a, &net.b})
       CHECK(gathers_of(run, [&] { (*alone)(ones({2, 3})); }) == std::vector{in_model[0]});
+  }
+}
+
+TEST_CASE("what was read between forwards, and then written on one rank, all ranks gather anew") {
+  for (const shard::GroupLayout layout : layouts)
+    CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+      const NoGrad guard;
+      Ordered net(2), by_hand(2);
+      net.order = by_hand.order = {0, 1};
+      for (nn::Linear& m : net.layers) shard::fully_shard(m, {.layout = layout});
+      shard::fully_shard(net, {.layout = layout});
+      for (int times = 0; times < 2; ++times) {
+        net(ones({2, 3}));
+        const Tensor read = mul(net.layers[0].weight.tensor(), 1.0);
+        if (world.rank() == 0) mul_(net.layers[0].weight.local(), 2.0);
+        const Tensor y = net(ones({2, 3}));
+        by_hand.load_state_dict(shard::full_state_dict(net));
+        expect(y.to_vector<float>() == by_hand(ones({2, 3})).to_vector<float>(), "{}", to_string(y));
+      }
+    }));
+}
+
+namespace {
+
+struct Holder final : nn::Layer<Holder> {
+  std::shared_ptr<nn::Linear> shared;
+  nn::Linear own{3, 3};
+  explicit Holder(std::shared_ptr<nn::Linear> shared) : shared(std::move(shared)) {}
+  Tensor forward(const Tensor& x) { return own((*shared)(x)); }
+  void visit(auto&& on) {
+    on("shared", *shared);
+    on("own", own);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a model whose layer ran in another one gathers as before when it runs again") {
+  for (const shard::GroupLayout layout : layouts) {
+    DryRun run({.size = 2});
+    const auto layer = std::make_shared<nn::Linear>(3, 3);
+    Holder first(layer), second(layer);
+    const shard::Options options{.mesh = run.world().mesh(), .layout = layout};
+    for (nn::Module* m : {static_cast<nn::Module*>(layer.get()), static_cast<nn::Module*>(&first),
+                          static_cast<nn::Module*>(&second)})
+      shard::fully_shard(*m, options);
+    const auto gathers = [&](Holder& model) {
+      return gathers_of(run, [&] { sum(model(ones({2, 3}))).backward(); });
+    };
+    gathers(first);
+    const auto before = gathers(first);
+    CHECK(std::ranges::count(before, std::string("shared")) == 2);
+    for (int times = 0; times < 2; ++times) {
+      gathers(second);
+      CHECK(gathers(first) == before);
+    }
   }
 }
