@@ -318,3 +318,30 @@ TEST_CASE("GradScaler: a renewal of a group of one rank alone cost nobody an upd
   });
   SUCCEED();
 }
+
+TEST_CASE("GradScaler: an optimizer's parameters of a few ranks and of all may be listed in any order") {
+  for (const bool alike : {true, false})
+    for (const bool pair_first : {true, false})
+      CHECK_NOTHROW(run_ranks(4, [&](World& world) {
+        const DeviceMesh mesh = world.mesh({2, 2}, {"pairs", "shards"}), all = world.mesh();
+        nn::Linear of_pair(4, 4), of_all(4, 4);
+        shard::fully_shard(of_pair, {.mesh = mesh["shards"]});
+        shard::fully_shard(of_all, {.mesh = all});
+        const bool first = pair_first == (alike || world.rank() % 2 == 0);
+        std::vector<nn::Parameter> list;
+        for (nn::Linear* part : first ? std::array{&of_pair, &of_all} : std::array{&of_all, &of_pair})
+          std::ranges::copy(part->parameters(), std::back_inserter(list));
+        nn::Sgd optimizer(list, {.lr = 0.1});
+        nn::GradScaler scaler({.init_scale = 4, .growth_interval = 1, .ranks = world.group()});
+        for (const bool finite : {true, false, true}) {
+          optimizer.zero_grad();
+          const double by = finite || world.rank() > 0 ? 1 : std::numeric_limits<double>::infinity();
+          const Tensor x = ones({2, 4});
+          scaler.scale(add(mean(mul(of_pair(x), by)), mean(of_all(x)))).backward();
+          const Tensor skipped = scaler.step(optimizer);
+          expect((skipped.item() != 0) == !finite, "ranks disagree");
+          scaler.update();
+        }
+        expect(scaler.get_scale() == 8, "a scale of {}", scaler.get_scale());
+      }));
+}

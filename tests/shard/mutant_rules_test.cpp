@@ -2,6 +2,7 @@
 #include <sherd.h>
 
 #include "collectives/dry_run.h"
+#include "shard/data_parallel.h"
 #include "shard/fully_shard.h"
 #include "shard/unit.h"
 #include "tests/catch.h"
@@ -241,14 +242,18 @@ struct Ordered final : nn::Layer<Ordered> {
 };
 
 /// Labels of the gathers that `act` posts.
-std::vector<std::string> gathers_of(DryRun& run, const std::function<void()>& act) {
+/// The labels of the calls of one kind that `act` posts.
+std::vector<std::string> calls_of(CollectiveKind kind, DryRun& run, const std::function<void()>& act) {
   const std::size_t from = run.steps().size();
   act();
   std::vector<std::string> labels;
   for (std::size_t i = from; i < run.steps().size(); ++i)
-    if (run.steps()[i].kind == DryStep::Kind::post && run.steps()[i].call == CollectiveKind::all_gather)
+    if (run.steps()[i].kind == DryStep::Kind::post && run.steps()[i].call == kind)
       labels.push_back(run.steps()[i].label);
   return labels;
+}
+std::vector<std::string> gathers_of(DryRun& run, const std::function<void()>& act) {
+  return calls_of(CollectiveKind::all_gather, run, act);
 }
 
 }  // namespace
@@ -445,4 +450,73 @@ TEST_CASE("a model whose layer ran in another one gathers as before when it runs
       CHECK(gathers(first) == before);
     }
   }
+}
+
+TEST_CASE("a list gathers no group ahead that another one replaced, though a graph still has it") {
+  for (const shard::GroupLayout layout : layouts) {
+    DryRun run({.size = 2});
+    Ordered net(3);
+    net.order = {0, 1, 2};
+    const shard::Options options{.mesh = run.world().mesh(), .layout = layout};
+    for (nn::Linear& m : net.layers) shard::fully_shard(m, options);
+    shard::fully_shard(net, options);
+    const auto gathers = [&](Tensor& y) { return gathers_of(run, [&] { y = net(ones({2, 3})); }); };
+    Tensor before, after;
+    const auto expected = gathers(before);
+    net.layers[1].to(f64);
+    net.layers[1].to(f32);
+    CHECK(gathers(after) == expected);
+    sum(after).backward();
+  }
+}
+
+TEST_CASE("what a model keeps from its forwards a backward of another model leaves alone") {
+  for (const shard::GroupLayout layout : layouts) {
+    DryRun run({.size = 2});
+    nn::Linear keeping(3, 3), other(3, 3);
+    for (nn::Linear* m : {&keeping, &other})
+      shard::fully_shard(*m, {.mesh = run.world().mesh(), .layout = layout, .reshard_after_forward = false});
+    const auto reduced = [&](const Tensor& loss) {
+      return calls_of(CollectiveKind::reduce_scatter, run, [&] { loss.backward(); }).size();
+    };
+    const Tensor kept = keeping(ones({2, 3})), again = keeping(ones({2, 3}));
+    CHECK(reduced(sum(other(ones({2, 3})))) == 1);
+    CHECK(reduced(sum(add(kept, again))) == 1);
+  }
+}
+
+TEST_CASE("parts of one average that were added to one after the other are no writes, whichever a rank has") {
+  for (const shard::GroupLayout layout : layouts)
+    CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+      nn::Linear net(4, 4);  // in the flat layout the bias is rank 1's alone
+      const DeviceMesh mesh = world.mesh();
+      shard::fully_shard(net, {.mesh = mesh, .layout = layout});
+      const Group meeting = world.group().blocks(world.size());  // which is not renewed
+      const auto backward = [&] { sum(net(ones({2, 4}))).backward(); };
+      for (int times = 0; times < 3; ++times) backward();
+      meeting.barrier();
+      mesh.renew();
+      backward();
+      const Tensor grad = net.bias.grad();
+      expect(!grad.defined() || grad.numel() == 0 || grad.to_vector<float>()[0] == 8, "{}", to_string(grad));
+    }));
+}
+
+TEST_CASE("a replica's own sum in the place of an average that was cleared is of no number of averages") {
+  CHECK_NOTHROW(run_ranks(2, [&](World& world) {
+    nn::Linear net(4, 4);
+    shard::DataParallel replicas(net, world.group());
+    const Group meeting = world.group().blocks(world.size());  // which is not renewed
+    const auto backward = [&](double by) { mul(sum(net(ones({2, 4}))), by).backward(); };
+    backward(1);
+    net.zero_grad();
+    if (world.rank() == 0) {  // a fault keeps rank 1 from it
+      const auto guard = replicas.no_sync();
+      backward(2);
+    }
+    meeting.barrier();
+    world.group().renew();
+    backward(1);
+    expect(net.bias.grad().to_vector<float>()[0] == 4, "{}", to_string(net.bias.grad()));
+  }));
 }
