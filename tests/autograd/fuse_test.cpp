@@ -16,6 +16,7 @@
 #include "runtime/fused_region.h"
 #include "runtime/ops.h"
 #include "runtime/ops/listing.h"
+#include "tests/autograd/fused_steps.h"
 #include "tests/autograd/random_step.h"
 #include "tests/catch.h"
 #include "tests/runtime/op_cases.h"
@@ -26,15 +27,6 @@ using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
-Recorded heard(const Step& step, const std::vector<Tensor>& in) {
-  std::vector<Tensor> outputs;
-  return record(step, in, outputs);
-}
-Program::Impl fused(const Step& step, const std::vector<Tensor>& in) {
-  const NoGrad guard;
-  return {fuse(heard(step, in)), {}};
-}
-
 /// Members of each region of a program, which the CPU runs tile by tile.
 std::vector<std::size_t> regions(const Program::Impl& program) {
   std::vector<std::size_t> sizes;
@@ -44,36 +36,6 @@ std::vector<std::size_t> regions(const Program::Impl& program) {
       sizes.push_back(region->members.size());
     }
   return sizes;
-}
-
-std::vector<Tensor> copies(std::span<const Tensor> of) {
-  std::vector<Tensor> all;
-  for (const Tensor& t : of) {
-    const Tensor copy(
-        make_ref<TensorImpl>(Storage::allocate(t.device(), t.storage().bytes()), t.layout(), t.dtype()));
-    copy_(copy, t);
-    all.push_back(copy);
-  }
-  return all;
-}
-
-/// The step's program with regions gives the step's bits, and writes what it writes.
-void check_bits(const Step& step, const std::vector<Tensor>& in, Program::Impl& program) {
-  const NoGrad guard;
-  const std::vector<Tensor> eager_in = copies(in), fused_in = copies(in);
-  std::vector<Tensor> expected = step(eager_in), got = program.replay(fused_in);
-  expected.insert(expected.end(), eager_in.begin(), eager_in.end());
-  got.insert(got.end(), fused_in.begin(), fused_in.end());
-  REQUIRE(got.size() == expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    INFO("result " << i);
-    CHECK(same_bits(got[i], expected[i]));
-  }
-}
-void check_bits(const Step& step, const std::vector<Tensor>& in) {
-  Program::Impl program = fused(step, in);
-  INFO(program.text());
-  check_bits(step, in, program);
 }
 
 /// A tensor of these numbers that lies otherwise than its shape says.
@@ -411,104 +373,6 @@ TEST_CASE("fuse: a value that is read through a view of another shape is one of 
   CHECK(regions(fused(step, in)) == std::vector<std::size_t>{3});
   check_bits(step, in);
 }
-
-namespace {
-
-/// Steps over one space, with values for each row, each column and all, that are cast, summed, written and
-/// seen through views.
-class RandomRows {
- public:
-  explicit RandomRows(unsigned seed)
-      : random_(seed), rows_(pick({1, 2, 3, 5, 8, 33})), columns_(pick({1, 2, 3, 8, 31, 64, 65, 200, 1100})) {
-    for (std::size_t i = 0, size = 3 + random_() % 20; i < size; ++i)
-      code_.push_back({random_(), random_(), random_(), random_()});
-  }
-  std::vector<Tensor> inputs(unsigned call) const {
-    std::vector<Tensor> in;
-    const Shape shapes[] = {{rows_, columns_}, {rows_, columns_}, {rows_, 1}, {columns_}, {}};
-    for (std::size_t i = 0; i < std::size(shapes); ++i)
-      in.push_back(numbers(shapes[i], i == 1 ? bf16 : f32, 10 * call + static_cast<unsigned>(i)));
-    return in;
-  }
-  std::vector<Tensor> operator()(std::span<const Tensor> in) const {
-    std::vector<Tensor> values(in.begin(), in.end());
-    for (const auto& [kind, a, b, number] : code_) {
-      const Tensor &x = values[a % values.size()], &y = values[b % values.size()];
-      try {
-        values.push_back(result(kind, x, y, number));
-      } catch (const ShapeError&) {
-        values.push_back(x);
-      }
-    }
-    std::vector<Tensor> results;
-    for (std::size_t i = in.size(); i < values.size(); ++i)
-      if (i + 1 == values.size() || code_[i - in.size()][3] % 5 == 0) results.push_back(clone(values[i]));
-    return results;
-  }
-
- private:
-  std::int64_t pick(std::initializer_list<std::int64_t> of) { return *(of.begin() + random_() % of.size()); }
-
-  static Tensor result(unsigned kind, const Tensor& a, const Tensor& b, unsigned number) {
-    const double scalar = 0.25 * (number % 7) - 0.5;
-    switch (kind % 18) {
-      case 0:
-        return add(a, to(b, a.dtype()));
-      case 1:
-        return mul(a, to(b, a.dtype()));
-      case 2:
-        return mul(a, scalar);
-      case 3:
-        return tanh(a);
-      case 4:
-        return sub(scalar, a);
-      case 5:
-        return to(a, number % 2 ? bf16 : number % 3 ? f32 : f16);
-      case 6:
-        return a.rank() > 0 ? mean(a, {-1}, Keep::dims) : square(a);
-      case 7:
-        return a.rank() > 0 ? sum(a, {-1}, number % 2 ? Keep::dims : Keep::drop) : neg(a);
-      case 8:
-        return where(greater(a, scalar), a, to(full({}, scalar), a.dtype()));
-      case 9:
-        return a.rank() == 2 ? reshape(mul(reshape(a, {a.numel()}), 1.5), a.shape()) : exp(mul(a, 0.125));
-      case 10:
-        return a.rank() == 2 ? add(narrow(a, 0, 0, 1), a) : a;
-      case 11: {
-        const Tensor made = mul(a, 0.5);
-        if (made.shape() == b.shape()) add_(made, to(b, made.dtype()));
-        return made;
-      }
-      case 12:
-        mul_(a, 0.75);
-        return a;
-      case 13:
-        return a.rank() > 0 && a.shape().back() > 2
-                   ? tanh(narrow(a, -1, number % 2, a.shape().back() - 1 - number % 2))
-                   : a;
-      case 14:
-        return a.rank() > 0 && b.rank() == a.rank() ? cat({a, to(b, a.dtype())}, -1) : a;
-      case 15:
-        return a.rank() > 0 && a.shape().back() > 3 ? add(slice(a, -1, number % 2, a.shape().back(), 2), 0.5)
-                                                    : a;
-      case 16:
-        if (a.rank() > 0 && a.shape().back() > 2) {
-          const Tensor made = exp(mul(a, 0.25));
-          mul_(narrow(made, -1, 0, 2), 0.5);
-          return made;
-        }
-        return a;
-      default:
-        return a.rank() == 2 && a.shape()[0] == a.shape()[1] ? add(a, transpose(a, 0, 1)) : clone(a);
-    }
-  }
-
-  std::mt19937 random_;
-  std::int64_t rows_, columns_;
-  std::vector<std::array<unsigned, 4>> code_;
-};
-
-}  // namespace
 
 TEST_CASE("fuse: rows that are taken apart and put together are one region with what is made of them") {
   const auto rope = [](std::span<const Tensor> in) {

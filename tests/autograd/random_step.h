@@ -98,8 +98,8 @@ class RandomStep {
 };
 
 /// Inputs of a call, in each call others.
-inline std::vector<Tensor> inputs_of(unsigned call) {
-  return {numbers({4, 6}, f32, 2 * call + 1), numbers({4, 6}, f32, 2 * call + 2)};
+inline std::vector<Tensor> inputs_of(unsigned call, Device device = Device::cpu()) {
+  return {to(numbers({4, 6}, f32, 2 * call + 1), device), to(numbers({4, 6}, f32, 2 * call + 2), device)};
 }
 
 /// What a call of `body`, which is `of` or a program of it, gives and writes, and the random numbers behind.
@@ -115,11 +115,12 @@ std::vector<Tensor> effects_of(const RandomStep& of, const F& body, unsigned cal
 
 /// The same, and gradients of a backward from all results, without gradients zeros.
 template <class F>
-std::vector<Tensor> gradients_of(RandomStep& of, const F& body, unsigned call) {
+std::vector<Tensor> gradients_of(RandomStep& of, const F& body, unsigned call,
+                                 Device device = Device::cpu()) {
   manual_seed(call);
   of.gain.set_grad({});
   of.gain.requires_grad_();
-  std::vector<Tensor> in = inputs_of(call);
+  std::vector<Tensor> in = inputs_of(call, device);
   for (Tensor& x : in) x.requires_grad_();
   std::vector<Tensor> results = body(in);
   for (std::size_t i = 0; i < in.size(); ++i) results.push_back(in[i]);

@@ -1,6 +1,5 @@
-// Layers written out of small ops on the CPU: called, and compiled by each executor. torch_fused.py runs the
-// same ones.
-//   tests/bench/fused_bench [--threads 2] [--rows 512] [--columns 1024] [--bf16]
+// Layers written out of small ops: called, and compiled by each executor. torch_fused.py runs the same ones.
+//   tests/bench/fused_bench [--threads 2] [--rows 512] [--columns 1024] [--bf16] [--device cuda]
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -13,15 +12,24 @@ namespace {
 
 using namespace sherd;
 
-/// Median microseconds of a call.
-double time_of(const std::function<void()>& call) {
-  constexpr int warm = 5, calls = 60;
+/// Median microseconds of a call; on a GPU of ten at a time, with its work. Kernels that are compiled
+/// meanwhile are waited for.
+double time_of(Device device, const std::function<void()>& call) {
+  using Clock = std::chrono::steady_clock;
+  const int each = device.is_cpu() ? 1 : 10, warm = device.is_cpu() ? 5 : 2;
+  constexpr int calls = 60;
   std::vector<double> times;
+  const auto time = [&](int count) {
+    const auto begin = Clock::now();
+    for (int i = 0; i < count; ++i) call();
+    backend(device.type).synchronize(device);
+    return std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / count;
+  };
+  for (const auto begin = Clock::now(); !device.is_cpu() && Clock::now() - begin < std::chrono::seconds(2);)
+    time(1);
   for (int i = 0; i < warm + calls; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    call();
-    const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - begin;
-    if (i >= warm) times.push_back(time.count());
+    const double of_call = time(each);
+    if (i >= warm) times.push_back(of_call);
   }
   std::ranges::nth_element(times, times.begin() + calls / 2);
   return times[calls / 2];
@@ -33,11 +41,12 @@ struct Layer {
 };
 
 /// Of two inputs of `shape`, whose columns are a multiple of 64.
-std::vector<Layer> layers(const Shape& shape, DType dtype) {
+std::vector<Layer> layers(const Shape& shape, DType dtype, Device device) {
   const std::int64_t rows = shape[0], heads = shape[1] / 64;
-  Tensor gain = to(randn({shape[1]}), dtype);
+  Tensor gain = to(to(randn({shape[1]}), dtype), device);
   gain.requires_grad_();
-  const Tensor cosine = to(randn({rows, 1, 64}), dtype), sine = to(randn({rows, 1, 64}), dtype);
+  const Tensor cosine = to(to(randn({rows, 1, 64}), dtype), device),
+               sine = to(to(randn({rows, 1, 64}), dtype), device);
   const auto one = [](const Tensor& t) { return std::vector<Tensor>{t}; };
   return {{"chain of 16",
            [=](std::span<const Tensor> in) {
@@ -63,16 +72,17 @@ std::vector<Layer> layers(const Shape& shape, DType dtype) {
            }}};
 }
 
-void measure(const Layer& layer, const Shape& shape, DType dtype) {
-  std::vector<Tensor> in{to(randn(shape), dtype), to(randn(shape), dtype)};
-  const Tensor upstream = to(randn(shape), dtype);
+void measure(const Layer& layer, const Shape& shape, DType dtype, Device device) {
+  const auto drawn = [&] { return to(to(randn(shape), dtype), device); };
+  std::vector<Tensor> in{drawn(), drawn()};
+  const Tensor upstream = drawn();
   const auto times = [&](const auto& call) {
-    const double forward = time_of([&] {
+    const double forward = time_of(device, [&] {
       const NoGrad guard;
       call(std::span<const Tensor>(in));
     });
     for (Tensor& x : in) x.requires_grad_();
-    const double both = time_of([&] {
+    const double both = time_of(device, [&] {
       const Tensor y = call(std::span<const Tensor>(in))[0];
       y.backward(reshape(upstream, y.shape()));
       for (const Tensor& x : in) x.set_grad({});
@@ -94,7 +104,7 @@ void measure(const Layer& layer, const Shape& shape, DType dtype) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Layers of small ops on the CPU; median microseconds forward, and forward and backward");
+  CLI::App app("Layers of small ops; median microseconds forward, and forward and backward");
   int threads = 2;
   std::int64_t rows = 512, columns = 1024;
   bool half = false;
@@ -102,8 +112,12 @@ int main(int argc, char** argv) {
   app.add_option("--rows", rows);
   app.add_option("--columns", columns, "a multiple of 64");
   app.add_flag("--bf16", half);
+  std::string name = "cpu";
+  app.add_option("--device", name);
   CLI11_PARSE(app, argc, argv);
   sherd::Context::current().set_threads(threads);
   const sherd::DType dtype = half ? sherd::bf16 : sherd::f32;
-  for (const Layer& layer : layers({rows, columns}, dtype)) measure(layer, {rows, columns}, dtype);
+  const sherd::Device device = sherd::Device::parse(name);
+  for (const Layer& layer : layers({rows, columns}, dtype, device))
+    measure(layer, {rows, columns}, dtype, device);
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The layers of fused_bench in PyTorch, eager and compiled: median microseconds forward, and forward and backward.
-  tests/bench/torch_fused.py [--threads 2] [--rows 512] [--columns 1024] [--bf16]"""
+  tests/bench/torch_fused.py [--threads 2] [--rows 512] [--columns 1024] [--bf16] [--device cuda]"""
 import argparse
 import statistics
 import time
@@ -12,7 +12,10 @@ options.add_argument("--threads", type=int, default=2)
 options.add_argument("--rows", type=int, default=512)
 options.add_argument("--columns", type=int, default=1024)
 options.add_argument("--bf16", action="store_true")
+options.add_argument("--device", default="cpu")
 arguments = options.parse_args()
+torch.set_default_device(arguments.device)
+on_gpu = arguments.device != "cpu"
 torch.set_num_threads(arguments.threads)
 rows, columns = arguments.rows, arguments.columns
 dtype = torch.bfloat16 if arguments.bf16 else torch.float32
@@ -46,12 +49,15 @@ def gelu(a, b):
 
 
 def time_of(call, warm=5, calls=60):
-    times = []
+    times, each = [], 10 if on_gpu else 1
     for i in range(warm + calls):
         begin = time.perf_counter()
-        call()
+        for _ in range(each):
+            call()
+        if on_gpu:
+            torch.cuda.synchronize()
         if i >= warm:
-            times.append((time.perf_counter() - begin) * 1e6)
+            times.append((time.perf_counter() - begin) / each * 1e6)
     return statistics.median(times)
 
 

@@ -1,0 +1,38 @@
+// The kernel of a fused region as CUDA source: straight lines over an element of each value, in the functors'
+// own code, so that every element has the bits that the ops one by one give it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "runtime/fused_region.h"
+
+namespace sherd::cuda {
+
+/// The headers of the library's functors and what kernels are written in: every source begins with it.
+const char* region_headers();
+
+/// A kernel `region(Given)`, where `Given` is a pointer for each input and result of the region, then the
+/// number of rows.
+struct RegionSource {
+  std::string text;            ///< without `region_headers`
+  std::int64_t per_block = 1;  ///< rows that a block takes at once, or packs of elements
+  bool by_rows = false;
+  std::int64_t pack = 1;  ///< elements that a thread takes at once, where it is not by rows
+  bool operator==(const RegionSource&) const = default;
+};
+
+/// None where a region is of a shape that kernels do not come in: its members then run one by one. All
+/// tensors begin at 16 bytes.
+std::optional<RegionSource> region_source(const ops::Region& region);
+
+/// The source of a functor of an elementwise op, `sherd::cuda::functor<NAME>(BYTES...)`; empty for an op that
+/// nobody told of, and where another kernel was put in its place.
+std::string functor_source(const AnyOp& op);
+
+/// Tells of the functors of the library's ops, whose kernels are in the table.
+void add_functor_sources();
+
+}  // namespace sherd::cuda

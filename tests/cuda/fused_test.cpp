@@ -1,0 +1,190 @@
+// Kernels of fused regions on a GPU: to the bit what the ops give there one after the other.
+#include <deque>
+
+#include "autograd/capture/passes/fuse.h"
+#include "autograd/compile.h"
+#include "runtime/apply.h"
+#include "runtime/cuda/nvrtc.h"
+#include "runtime/cuda/region_kernels.h"
+#include "runtime/cuda/region_source.h"
+#include "runtime/fused_region.h"
+#include "runtime/ops/listing.h"
+#include "tests/autograd/fused_steps.h"
+#include "tests/autograd/random_step.h"
+#include "tests/cuda/compare.h"
+
+using namespace sherd;
+using namespace sherd::test;
+
+namespace {
+
+[[nodiscard]] bool cannot() { return no_gpu() || skip_if(!cuda::has_nvrtc(), "NVRTC is not installed"); }
+
+/// Programs whose kernels are compiled beside each other, and then have the bits of their steps.
+class Programs {
+ public:
+  void add(std::string name, Step step, std::vector<Tensor> in) {
+    std::vector<Tensor> there;
+    for (const Tensor& t : in) there.push_back(t.device().is_cpu() ? on_gpu(t) : t);
+    all_.push_back({std::move(name), std::move(step), std::move(there), {}});
+    One& one = all_.back();
+    one.program = std::make_unique<Program::Impl>(fused(one.step, one.in));
+    for (const Program::Impl::Step& s : one.program->steps)
+      if (const ops::Region* region = ops::region_of(*s.op)) {
+        ++regions;
+        kernels += cuda::region_source(*region) ? 1 : 0;
+      }
+    const NoGrad guard;
+    one.program->replay(copies(one.in));  // its members one by one, unless another has the same kernel
+  }
+  void check() {
+    const cuda::RegionKernelCounts counts = cuda::finish_region_kernels();
+    CHECK(counts.failed == 0);
+    for (One& one : all_) {
+      INFO(one.name << "\n" << one.program->text());
+      check_bits(one.step, one.in, *one.program);
+    }
+  }
+  std::size_t regions = 0, kernels = 0;
+
+ private:
+  struct One {
+    std::string name;
+    Step step;
+    std::vector<Tensor> in;
+    std::unique_ptr<Program::Impl> program;
+  };
+  std::deque<One> all_;
+};
+
+}  // namespace
+
+TEST_CASE("cuda: every elementwise op has its bits in the kernel of a region, on any dtype and layout") {
+  if (cannot()) return;
+  Programs programs;
+  for (const ElementwiseListing& listing : elementwise_listing())
+    for (const DType dtype : all_dtypes) {
+      if (!listing.dtypes.contains(dtype)) continue;
+      const bool often = dtype == f32 || dtype == bf16;
+      for (int how = 0; how < (often ? 5 : 1); ++how) {
+        const Shape shape = how % 2 == 0 ? Shape{37, 64} : Shape{21, 33};
+        std::vector<Tensor> in;
+        for (int k = 0; k < listing.arity; ++k) {
+          const int kind = how == 0 ? 0 : (how + k) % 4;
+          const Shape own = kind == 1   ? Shape{shape[0], 1}
+                            : kind == 2 ? Shape{shape[1]}
+                            : kind == 3 ? Shape{}
+                                        : shape;
+          in.push_back(numbers(own, dtype, static_cast<unsigned>(10 * how + k), listing.low, listing.high));
+          if (k == 0 && listing.arity == 3)
+            in[0] = greater(numbers(own, f32, static_cast<unsigned>(how)), 0.0);
+        }
+        const Step step = [=, &listing](std::span<const Tensor> x) {
+          Tensors given;
+          for (int k = 0; k < listing.arity; ++k) {
+            const Tensor& own = x[static_cast<std::size_t>(k)];
+            given.push_back(own.shape() == shape ? where(equal(own, own), own, own) : own);
+          }
+          return std::vector<Tensor>{apply(*listing.op, Inputs(given.begin(), given.size()))[0]};
+        };
+        programs.add(fmt::format("{} of {}, way {}", listing.op->name(), name_of(dtype), how), step, in);
+      }
+    }
+  CHECK(programs.kernels == programs.regions);
+  CHECK(programs.kernels > 500);
+  programs.check();
+}
+
+TEST_CASE("cuda: casts and sums of rows have their bits in the kernel of a region") {
+  if (cannot()) return;
+  Programs programs;
+  for (const DType dtype : {f64, f32, bf16, f16})
+    for (const DType other : {f64, f32, bf16, f16})
+      for (const std::int64_t columns : {2, 17, 64, 250, 1000, 1024, 2048, 4100, 6144, 16384}) {
+        const Step step = [=](std::span<const Tensor> in) {
+          const Tensor x = to(in[0], other);
+          const Tensor centred = sub(x, mean(x, {-1}, Keep::dims));
+          const Tensor scaled = div(centred, sqrt(add(mean(square(centred), {-1}, Keep::dims), 1e-5)));
+          return std::vector<Tensor>{to(mul(scaled, to(in[1], other)), dtype), sum(centred, {-1})};
+        };
+        programs.add(fmt::format("{} by {}, {} columns", name_of(dtype), name_of(other), columns), step,
+                     {numbers({9, columns}, dtype, 1), numbers({columns}, dtype, 2)});
+      }
+  // Of so many rows that sums are of one part.
+  programs.add("many rows",
+               [](std::span<const Tensor> in) {
+                 return std::vector<Tensor>{mul(in[0], sum(square(in[0]), {-1}, Keep::dims))};
+               },
+               {ones({1 << 16, 4200}, {bf16, gpu})});
+  CHECK(programs.kernels == programs.regions);
+  programs.check();
+}
+
+TEST_CASE("cuda: what a region writes in place is read before and after as the step does") {
+  if (cannot()) return;
+  Programs programs;
+  for (const DType dtype : {f32, bf16})
+    programs.add(std::string(name_of(dtype)),
+                 [](std::span<const Tensor> in) {
+                   const Tensor x = matmul(in[0], in[1]);
+                   const Tensor before = mul(x, 2.0);
+                   add_(x, in[1]);
+                   const Tensor y = exp(mul(x, 0.01));
+                   mul_(y, before);
+                   mul_(x, y);
+                   return std::vector<Tensor>{y, add(y, x)};
+                 },
+                 {numbers({70, 70}, dtype, 1), numbers({70, 70}, dtype, 2)});
+  CHECK(programs.kernels == 2);
+  programs.check();
+}
+
+TEST_CASE("cuda: rows that are taken apart and put together have their bits in the kernel of a region") {
+  if (cannot()) return;
+  Programs programs;
+  for (const DType dtype : {f32, bf16})
+    for (const std::int64_t columns : {4, 34, 64, 128, 2048})
+      programs.add(fmt::format("{}, {} columns", name_of(dtype), columns),
+                   [](std::span<const Tensor> in) {
+                     const std::int64_t half = in[0].shape().back() / 2;
+                     const Tensor x = mul(in[0], 2.0);
+                     const Tensor turned = cat({neg(narrow(x, -1, half, half)), narrow(x, -1, 0, half)}, -1);
+                     return std::vector<Tensor>{add(mul(x, in[1]), mul(turned, in[2]))};
+                   },
+                   {numbers({3, 5, columns}, dtype, 1), numbers({3, 1, columns}, dtype, 2),
+                    numbers({columns}, dtype, 3)});
+  CHECK(programs.kernels == programs.regions);
+  programs.check();
+}
+
+TEST_CASE("cuda: random steps over rows and columns have their bits in the kernels of regions") {
+  if (cannot()) return;
+  Programs programs;
+  for (unsigned seed = 0; seed < 400; ++seed) {
+    const RandomRows step(seed, gpu);
+    programs.add(fmt::format("step {}", seed), step, step.inputs(1));
+  }
+  CHECK(programs.kernels > programs.regions * 9 / 10);
+  programs.check();
+}
+
+TEST_CASE("cuda: compiled random functions have eager's bits, forward and backward") {
+  if (cannot()) return;
+  std::size_t fewer = 0;
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    RandomStep eager(seed, Writes::never, gpu), own(seed, Writes::never, gpu);
+    const Step function = [&](std::span<const Tensor> in) { return own(in); };
+    const Compiled compiled = compile(function, {.executor = Executor::fused, .full_graph = FullGraph::yes});
+    for (unsigned call = 0; call < 4; ++call) {
+      INFO("function " << seed << ", call " << call);
+      if (call == 3) cuda::finish_region_kernels();  // before, members run one by one
+      const std::vector<Tensor> got = gradients_of(own, compiled, call, gpu),
+                                expected = gradients_of(eager, eager, call, gpu);
+      REQUIRE(got.size() == expected.size());
+      for (std::size_t i = 0; i < got.size(); ++i) CHECK(same_bits(got[i], expected[i]));
+    }
+    fewer += compiled.text().find("fused[") != std::string::npos ? 1 : 0;
+  }
+  CHECK(fewer > 20);
+  CHECK(cuda::finish_region_kernels().failed == 0);
+}
