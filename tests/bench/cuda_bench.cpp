@@ -14,6 +14,7 @@
 
 #include "autograd/autograd.h"
 #include "autograd/capture/capture.h"
+#include "nn/compile.h"
 #include "nn/gpt.h"
 #include "nn/layers.h"
 #include "nn/optimizer.h"
@@ -225,6 +226,7 @@ class GptStep {
         targets_(randint(0, 50257, {batch * length}, {i64, gpu})),
         parameters_(model_.parameters()) {}
   void load(const nn::StateDict& weights) { model_.load_state_dict(weights); }
+  void compile(Executor executor) { nn::compile(model_, {.executor = executor}); }
 
   Tensor operator()() { return (*this)(tokens_, targets_); }
   /// tokens (batch, length), targets (batch length).
@@ -262,6 +264,13 @@ void step_bench(const Size& size, std::int64_t batch) {
   };
   const double eager = microseconds([&] { step(); }, 4);
   print("eager", eager, step().item());
+  for (const Executor executor : {Executor::replay, Executor::fused}) {
+    GptStep compiled(size, batch);
+    compiled.compile(executor);
+    for (int i = 0; i < 3; ++i) compiled();
+    const double us = microseconds([&] { compiled(); }, 4);
+    print(executor == Executor::replay ? "compiled" : "fused", us, compiled().item());
+  }
   Program program = capture([&](std::span<const Tensor>) { return std::vector{step()}; }, {});
   const double replayed = microseconds([&] { program.replay({}); }, 4);
   print(program.is_device_graph() ? "graph" : "captured", replayed, program.replay({})[0].item());

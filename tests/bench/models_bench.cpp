@@ -1,4 +1,5 @@
-// Training steps of whole models on one GPU, in bf16, called and captured: time and peak memory, a line each.
+// Training steps of whole models on one GPU, in bf16, called, captured and its module compiled with fused
+// regions: time and peak memory, a line each.
 //   models_bench [resnet] [unet] [vit] [lstm] [transformer] [llama]      (all by default)
 // torch_models.py prints the same lines of PyTorch's. MODELS_ONCE=1 makes two steps of each and times none:
 // for profilers.
@@ -15,6 +16,7 @@
 
 #include "autograd/autograd.h"
 #include "autograd/capture/capture.h"
+#include "nn/compile.h"
 #include "nn/llama.h"
 #include "nn/optimizer.h"
 #include "nn/transformer.h"
@@ -76,8 +78,12 @@ void time_both_ways(const std::string& name, Model& model, Optimizer& optimizer,
     return std::vector<Tensor>{loss.detach()};
   };
   report(name + " called", [&] { return step(batch)[0]; });
-  Program program = capture(step, batch);
-  report(name + " captured", [&] { return program.replay(batch)[0]; });
+  {
+    Program program = capture(step, batch);
+    report(name + " captured", [&] { return program.replay(batch)[0]; });
+  }
+  nn::compile(model, {.executor = Executor::fused});
+  report(name + " fused", [&] { return step(batch)[0]; });
 }
 
 template <class Model>
