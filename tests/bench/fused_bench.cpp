@@ -25,7 +25,7 @@ double time_of(Device device, const std::function<void()>& call) {
     backend(device.type).synchronize(device);
     return std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / count;
   };
-  for (const auto begin = Clock::now(); !device.is_cpu() && Clock::now() - begin < std::chrono::seconds(2);)
+  for (const auto begin = Clock::now(); !device.is_cpu() && Clock::now() - begin < std::chrono::milliseconds(700);)
     time(1);
   for (int i = 0; i < warm + calls; ++i) {
     const double of_call = time(each);
