@@ -14,13 +14,6 @@
 
 namespace sherd {
 
-/// How programs run, all with the bits of eager calls. `replay`: op by op, as they were recorded, with what
-/// an eager call keeps for its backward. `partition`: what is cheaper to make again than to keep (elementwise
-/// ops, casts, sums of rows) a backward makes again, of inputs and parameters too: where one of these is
-/// written in between that is a StateError, also where eager code would have read the result alone; a result
-/// that it does not keep may be written. `fused`: the same, with such ops over one space of rows and columns
-/// as one, whose values between stay in the nearest caches; on the CPU, elsewhere as `partition`.
-enum class Executor : std::uint8_t { replay, partition, fused };
 /// Whether what cannot be captured is a StateError that names it, or runs eagerly.
 enum class FullGraph : std::uint8_t { no, yes };
 /// Whether ops that compute the same in one program run each, as written, or once. `once` takes fewer ops,

@@ -1,6 +1,8 @@
 #include "autograd/capture/capture.h"
 
 #include "autograd/capture/drawing.h"
+#include "autograd/capture/passes/fuse.h"
+#include "autograd/capture/passes/pass.h"
 #include "autograd/capture/program.h"
 #include "autograd/capture/tracer.h"
 
@@ -41,9 +43,11 @@ Recorded record(const Step& step, const std::vector<Tensor>& inputs, std::vector
   return tracer.take(inputs, outputs);
 }
 
-Program capture(const Step& step, const std::vector<Tensor>& inputs) {
+Program capture(const Step& step, const std::vector<Tensor>& inputs, Executor executor) {
+  static constexpr Pass fused[] = {{"fuse", fuse}};
   std::vector<Tensor> outputs;
   Recorded recorded = record(step, inputs, outputs);
+  if (executor == Executor::fused) recorded = run_passes(std::move(recorded), fused);
   return Program(std::make_unique<Program::Impl>(std::move(recorded), std::move(outputs)));
 }
 

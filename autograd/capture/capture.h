@@ -1,6 +1,7 @@
 // Capturing a step: its ops are recorded while it runs once, and replayed without the code that applied them.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -13,6 +14,16 @@ namespace sherd {
 
 /// A function to capture: tensors in, tensors out.
 using Step = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
+
+/// How programs run, all with the bits of eager calls. `replay`: op by op, as they were recorded, with what
+/// an eager call keeps for its backward. `partition`: what is cheaper to make again than to keep (elementwise
+/// ops, casts, sums of rows) a backward makes again, of inputs and parameters too: where one of these is
+/// written in between that is a StateError, also where eager code would have read the result alone; a result
+/// that it does not keep may be written; a captured step, which has its backward in it, keeps what it keeps.
+/// `fused`: the same, with such ops over one space of rows and columns as one, whose values between stay in
+/// the nearest caches, or in registers of a GPU. There NVRTC compiles kernels for them beside the program,
+/// which runs op by op until they are there; where it is not installed `fused` is `partition`.
+enum class Executor : std::uint8_t { replay, partition, fused };
 
 /// The ops of a captured step, in order. Tensors that the step used but neither got as inputs nor made
 /// (parameters, optimizer state, constants) are held, and read and written in place. One thread uses it at a
@@ -48,7 +59,7 @@ class SHERD_API Program {
   struct Impl;
 
  private:
-  friend SHERD_API Program capture(const Step& step, const std::vector<Tensor>& inputs);
+  friend SHERD_API Program capture(const Step& step, const std::vector<Tensor>& inputs, Executor executor);
   friend SHERD_API std::string to_string(const Program& program);
   friend SHERD_API std::string to_svg(const Program& program);
   explicit Program(std::unique_ptr<Impl> impl);
@@ -71,7 +82,8 @@ class SHERD_API Program {
 /// step is not seen: a tensor that one made is a constant to the program. ValueError for an empty handle as
 /// input or output. What replaces a parameter's memory later (`set_data`, `Module::to`) replaces it for the
 /// step, not for the program: capture again.
-SHERD_API Program capture(const Step& step, const std::vector<Tensor>& inputs);
+SHERD_API Program capture(const Step& step, const std::vector<Tensor>& inputs,
+                          Executor executor = Executor::replay);
 
 /// Whether this rank is capturing a step: for code that keeps something from step to step, which a program
 /// must not find.

@@ -100,6 +100,7 @@ struct array {
   T at[N == 0 ? 1 : N];
   constexpr T* data() { return at; }
   constexpr const T* data() const { return at; }
+  constexpr size_t size() const { return N; }
 };
 template <class In, class Out>
 constexpr void copy_n(In from, size_t n, Out to) {

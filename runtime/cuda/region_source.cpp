@@ -45,13 +45,20 @@ std::string_view type_of(DType d) {
   return {};
 }
 
-/// A loop over a row's columns, in packs of `V`; element `j` of a pack is at `column + j`.
+/// Columns of a pack: element `j` of it is of column `base` + j, where that is packed, or of `base`.
+struct Column {
+  std::string base = "column";
+  bool packed = true;  ///< `base` is a multiple of the pack
+  bool own() const { return packed && base == "column"; }
+  std::string of_element() const { return packed ? "(" + base + " + j)" : base; }
+};
+
+/// A loop over a row's columns, in packs of `V`, which `pack` is.
 struct Loop {
-  std::int64_t columns;
+  std::int64_t columns, pack;
   std::string loads{}, body{};
-  std::map<std::pair<std::string, std::string>, std::string>
-      names{};              // of values at a column; "": at its own
-  std::int64_t widest = 1;  // bytes of an element that packs are loaded or stored of
+  std::string guard{};                         // under which what is loaded now is there
+  std::map<std::string, std::string> names{};  // of values, by what they are and where
 };
 
 class Writing {
@@ -154,8 +161,8 @@ class Writing {
     std::set<std::int64_t> columns;
     for (const Store& store : stores_)
       if (infos_[store.of.number].over == Lies::full) columns.insert(infos_[store.of.number].columns());
-    by_rows_ = by_rows_ || columns.size() > 1 ||
-               (columns.size() == 1 && *columns.begin() != region_.space.columns());
+    by_rows_ = by_rows_ || columns.size() > 1;
+    columns_ = columns.empty() ? region_.space.columns() : *columns.begin();
     return !writes || (columns.size() == 1 && !reads_across_);
   }
 
@@ -184,16 +191,16 @@ class Writing {
         length % wide == 0 && length >= threads * wide && columns % wide == 0 ? wide : 1;
     if (length > run_length * threads * pack || pieces > most_pieces) return void(possible_ = false);
     longest_ = std::max(longest_, columns);
-    Loop loop{columns};
+    Loop loop{columns, pack};
     const std::string value = operand(m, 0, &loop, {});
     const std::string_view run = dtype == DType::f64 ? "double" : "float";
-    std::string text = fmt::format("const auto part{} = [&](int begin, int end) {{\n", m);
+    std::string text = fmt::format("const auto part{} = [&](Index begin, Index end) {{\n", m);
     text +=
         fmt::format("constexpr int V = {}, own = Own < {} ? Own : {};\n", pack,
                     (length + warp * pack - 1) / (warp * pack), (length + warp * pack - 1) / (warp * pack));
     text += "double total[Own] = {};\n#pragma unroll\nfor (int k = 0; k < own; ++k) {\n";
     text += fmt::format("{} run[V] = {{}};\n", run);
-    text += "for (int column = begin + (t + 32 * k) * V; column < end; column += 256 * V) {\n" + loop.loads;
+    text += "for (Index column = begin + (t + 32 * k) * V; column < end; column += 256 * V) {\n" + loop.loads;
     text += "#pragma unroll\nfor (int j = 0; j < V; ++j) {\n" + loop.body;
     text += fmt::format("run[j] += static_cast<{}>(widen({}));\n}}\n}}\n", run, value);
     text += "#pragma unroll\nfor (int j = 0; j < V; ++j) total[k] += run[j];\n}\n";
@@ -218,7 +225,7 @@ class Writing {
   // ---- values ----
 
   /// A value of member `m`, from its operands at `column`; without a loop, of a row.
-  std::string computed(std::size_t m, Loop* loop, const std::string& column) {
+  std::string computed(std::size_t m, Loop* loop, const Column& column) {
     const Region::Member& member = region_.members[m];
     std::string in;
     for (std::size_t k = 0; k < member.in.size(); ++k)
@@ -228,7 +235,7 @@ class Writing {
     return fmt::format("call<{}>(f{}, {})", type, m, in);
   }
 
-  std::string operand(std::size_t m, std::size_t k, Loop* loop, const std::string& column) {
+  std::string operand(std::size_t m, std::size_t k, Loop* loop, const Column& column) {
     const Region::Operand& operand = region_.members[m].in[k];
     const Source source = resolve(operand.value, m);
     if (source.is_input) return input(source.number, infos_[m].shapes[k], loop, column);
@@ -236,25 +243,34 @@ class Writing {
     if (maker.over == Lies::row) return fmt::format("r{}", source.number);
     if (operand.value < inputs_ || shows_all(operand, maker)) return full(source.number, *loop, column);
     const RowPart part = ops::row_part({infos_[m].shapes[k]}, operand.layout, maker.columns()).value();
-    reads_columns_ = true;
-    return full(source.number, *loop,
-                index(*loop, fmt::format("{} + {} * {}", part.first, part.step, at(column))));
+    return full(source.number, *loop, moved(*loop, column, part.first, part.step));
   }
 
-  /// A column as an expression.
-  static std::string at(const std::string& column) { return column.empty() ? "(column + j)" : column; }
-  /// A name for a column.
-  std::string index(Loop& loop, const std::string& expression) {
-    const auto [known, is_new] = loop.names.try_emplace({"column", expression}, "");
-    if (!is_new) return known->second;
-    known->second = fmt::format("c{}", counter_++);
-    loop.body += fmt::format("const int {} = {};\n", known->second, expression);
-    return known->second;
+  /// Column `first` + `step` times that.
+  Column moved(Loop& loop, const Column& column, std::int64_t first, std::int64_t step) {
+    reads_columns_ = true;
+    if (column.packed && step == 1 && first % loop.pack == 0)
+      return {fmt::format("({} + {})", column.base, first)};
+    return named(loop, fmt::format("{} + {} * {}", first, step, column.of_element()));
+  }
+  /// Where the part that begins at `first` has that column of what is put together.
+  Column back(Loop& loop, const Column& column, const RowPart& part, std::int64_t width) {
+    if (column.packed && part.step == 1 && part.first % loop.pack == 0 && width % loop.pack == 0)
+      return {fmt::format("({} - {})", column.base, part.first)};
+    return named(loop, fmt::format("({} - {}) / {}", column.of_element(), part.first, part.step));
+  }
+  Column named(Loop& loop, const std::string& expression) {
+    const auto [known, is_new] = loop.names.try_emplace("column " + expression, "");
+    if (is_new) {
+      known->second = fmt::format("c{}", counter_++);
+      loop.body += fmt::format("const Index {} = {};\n", known->second, expression);
+    }
+    return {known->second, false};
   }
 
   /// The element of member `m`'s result.
-  std::string full(std::size_t m, Loop& loop, const std::string& column) {
-    const std::pair<std::string, std::string> key{fmt::format("v{}", m), column};
+  std::string full(std::size_t m, Loop& loop, const Column& column) {
+    const std::string key = fmt::format("v{} {}", m, column.base);
     if (const auto known = loop.names.find(key); known != loop.names.end()) return known->second;
     const std::string name = fmt::format("v{}_{}", m, counter_++);
     const std::string_view type = type_of(region_.members[m].result.dtype);
@@ -267,25 +283,30 @@ class Writing {
     return loop.names[key] = name;
   }
 
-  void put_together(std::size_t m, Loop& loop, const std::string& column, const std::string& name) {
+  void put_together(std::size_t m, Loop& loop, const Column& column, const std::string& name) {
     const Info& info = infos_[m];
     reads_columns_ = true;
     loop.body += fmt::format("{} {}{{}};\n", type_of(region_.members[m].result.dtype), name);
     for (std::size_t k = 0; k < info.parts.size(); ++k) {
       const auto [first, step] = info.parts[k];
-      const std::int64_t last = first + (info.shapes[k].back() - 1) * step;
-      loop.body += fmt::format("if ({0} >= {1} && {0} <= {2} && ({0} - {1}) % {3} == 0) {{\n", at(column),
-                               first, last, step);
+      const std::int64_t width = info.shapes[k].back(), last = first + (width - 1) * step;
       const auto outside = loop.names;
-      const std::string part = index(loop, fmt::format("({} - {}) / {}", at(column), first, step));
-      const std::string value = operand(m, k, &loop, part);
-      loop.body += fmt::format("{} = {};\n}}\n", name, value);
-      loop.names = outside;
+      const std::string around = loop.guard;
+      const auto is_inside = [&](const std::string& at) {
+        return fmt::format("{0} >= {1} && {0} <= {2} && ({0} - {1}) % {3} == 0", at, first, last, step);
+      };
+      Loop inner{loop.columns, loop.pack, {}, {}, around, outside};
+      const Column part = back(inner, column, {first, step}, width);
+      const std::string condition = is_inside(part.packed ? column.base : column.of_element());
+      if (part.packed) inner.guard = around.empty() ? condition : around + " && " + condition;
+      const std::string value = operand(m, k, &inner, part);
+      loop.loads += inner.loads;
+      loop.body += fmt::format("if ({}) {{\n{}{} = {};\n}}\n", condition, inner.body, name, value);
     }
   }
 
   /// An input, as it lies over the space that `shape` is of.
-  std::string input(std::size_t i, const Shape& shape, Loop* loop, const std::string& column) {
+  std::string input(std::size_t i, const Shape& shape, Loop* loop, const Column& column) {
     const auto& [dtype, layout] = region_.inputs[i];
     const RowSpace space = ops::space_of_member(region_.space, shape).value();
     const Lies lies = ops::lies_over(space, layout, shape).value();
@@ -299,46 +320,75 @@ class Writing {
         rows_ += fmt::format("const {} {} = x{}[{}];\n", type, name, i, one ? "0" : "row");
       return name;
     }
+    if (lies == Lies::column) {
+      reads_columns_ = true;
+      return element(i, type, *loop, column, "", 1, true);
+    }
     if (lies == Lies::apart) {
       reads_rows_ = reads_columns_ = true;
-      const auto [offset, step] = apart(i, layout, shape);
-      return fmt::format("x{}[{} + {} * std::int64_t({})]", i, offset, at(column), step);
+      const Apart at = apart(i, layout, shape, loop->pack);
+      return element(i, type, *loop, column, at.offset + " + ", at.step, at.in_packs);
     }
-    const bool across = lies == Lies::column;
-    if (across) reads_columns_ = true;
-    if (!column.empty()) {
-      reads_rows_ = reads_rows_ || !across;
-      return across ? fmt::format("x{}[{}]", i, column)
-                    : fmt::format("x{}[row * std::int64_t({}) + {}]", i, space.columns(), column);
+    if (column.own() && !by_rows_ && space.columns() == columns_)
+      return element(i, type, *loop, {"i"}, "", 1, true);
+    reads_rows_ = reads_columns_ = true;
+    return element(i, type, *loop, column, fmt::format("row * {} + ", space.columns()), 1,
+                   space.columns() % loop->pack == 0);
+  }
+
+  /// The element of input `i` at `before` and `step` times the column; of a pack that is loaded at once where
+  /// its columns are `packed`, lie one behind another, and begin where packs may.
+  std::string element(std::size_t i, std::string_view type, Loop& loop, const Column& column,
+                      const std::string& before, std::int64_t step, bool begins_with_pack) {
+    if (!column.packed || step != 1 || !begins_with_pack)
+      return fmt::format("x{}[{}{} * {}]", i, before, column.base == "i" ? "(i + j)" : column.of_element(),
+                         step);
+    const std::string place = before + column.base;
+    const auto [known, is_new] = loop.names.try_emplace(fmt::format("p{} {}", i, place), "");
+    if (is_new) {
+      known->second = fmt::format("p{}_{}", i, counter_++);
+      const std::string pack = fmt::format("Pack<{}, V>", type);
+      const std::string load = fmt::format("*reinterpret_cast<const {}*>(x{} + ({}))", pack, i, place);
+      if (loop.guard.empty())
+        loop.loads += fmt::format("const {} {} = {};\n", pack, known->second, load);
+      else
+        loop.loads += fmt::format("{0} {1};\nif ({2}) {1} = {3};\n", pack, known->second, loop.guard, load);
     }
-    const std::string name = fmt::format("p{}{}", across ? "c" : "", i);
-    loop->widest = std::max(loop->widest, size_of(dtype));
-    if (loop->names.try_emplace({name, ""}, name).second) {
-      loop->loads += fmt::format("const auto {} = *reinterpret_cast<const Pack<{}, V>*>(x{} + {});\n", name,
-                                 type, i, across ? "column" : position(space.columns()));
-    }
-    return name + ".at[j]";
+    return known->second + ".at[j]";
   }
 
   /// Where a pack of a row of so many columns begins.
   std::string position(std::int64_t columns) const {
-    return by_rows_ ? fmt::format("row * std::int64_t({}) + column", columns) : "i";
+    return by_rows_ ? fmt::format("row * {} + column", columns) : "i";
   }
 
   /// Where a row lies of a tensor that does not lie as the space does, and the step from column to column.
-  std::pair<std::string, std::int64_t> apart(std::size_t i, const Layout& layout, const Shape& shape) {
+  struct Apart {
+    std::string offset;
+    std::int64_t step;
+    bool in_packs;  // rows begin where packs may
+  };
+  Apart apart(std::size_t i, const Layout& layout, const Shape& shape, std::int64_t pack) {
     const int extra = shape.rank() - layout.shape.rank();
     const auto step_of = [&](int d) {
       return d < extra || layout.shape[d - extra] == 1 ? 0 : layout.strides[d - extra];
     };
-    const std::string name = fmt::format("o{}_{}", i, shape.rank() > 0 ? shape.back() : 1);
-    if (loaded_.insert(name).second) {
-      rows_ += fmt::format("std::int64_t {} = 0;\n{{ std::int64_t rest = row;\n", name);
-      for (int d = shape.rank() - 2; d >= 0; --d)
-        rows_ += fmt::format("{} += rest % {} * {}; rest /= {};\n", name, shape[d], step_of(d), shape[d]);
-      rows_ += "}\n";
+    const int last = shape.rank() - 1;
+    Apart at{fmt::format("o{}_{}", i, last >= 0 ? shape[last] : 1), last >= 0 ? step_of(last) : 0, true};
+    std::string text = fmt::format("Index {} = 0;\n{{ Index rest = row;\n", at.offset);
+    // Dimensions that lie one behind another are one.
+    for (int d = last - 1; d >= 0;) {
+      std::int64_t size = shape[d];
+      const std::int64_t step = step_of(d);
+      int next = d - 1;
+      for (; next >= 0 && step_of(next) == step * size; --next) size *= shape[next];
+      at.in_packs = at.in_packs && step % pack == 0;
+      text += next < 0 ? fmt::format("{} += rest * {};\n", at.offset, step)
+                       : fmt::format("{} += rest % {} * {}; rest /= {};\n", at.offset, size, step, size);
+      d = next;
     }
-    return {name, shape.rank() > 0 ? step_of(shape.rank() - 1) : 0};
+    if (loaded_.insert(at.offset).second) rows_ += text + "}\n";
+    return at;
   }
 
   void pointer(std::size_t i, DType dtype) {
@@ -349,20 +399,30 @@ class Writing {
 
   // ---- kernels ----
 
+  /// The widest element that packs have in a loop over all results of rows of so many columns; of all inputs,
+  /// since nearly all are read by packs.
+  std::int64_t widest(std::int64_t columns) const {
+    std::int64_t bytes = 1;
+    for (const auto& [dtype, layout] : region_.inputs)
+      if (layout.shape.numel() >= region_.space.rows()) bytes = std::max(bytes, size_of(dtype));
+    for (const Store& store : stores_)
+      if (infos_[store.of.number].over == Lies::full && infos_[store.of.number].columns() == columns)
+        bytes = std::max(bytes, size_of(region_.members[store.of.number].result.dtype));
+    return bytes;
+  }
   /// A loop that stores all results of rows of so many columns; `before` and `behind` their packs.
-  Loop storing(std::int64_t columns, std::string& before, std::string& behind) {
-    Loop loop{columns};
+  Loop storing(std::int64_t columns, std::int64_t pack, std::string& before, std::string& behind) {
+    Loop loop{columns, pack};
     for (const Store& store : stores_) {
       const Info& info = infos_[store.of.number];
       if (info.over != Lies::full || info.columns() != columns) continue;
-      const DType dtype = region_.members[store.of.number].result.dtype;
+      const std::string_view type = type_of(region_.members[store.of.number].result.dtype);
       const std::string value = full(store.of.number, loop, {});
-      loop.widest = std::max(loop.widest, size_of(dtype));
-      before += fmt::format("Pack<{}, V> q{};\n", type_of(dtype), store.tensor);
+      before += fmt::format("Pack<{}, V> q{};\n", type, store.tensor);
       loop.body += fmt::format("q{}.at[j] = {};\n", store.tensor, value);
       behind +=
-          fmt::format("*reinterpret_cast<Pack<{0}, V>*>(static_cast<{0}*>(given.at[{1}]) + {2}) = q{1};\n",
-                      type_of(dtype), store.tensor, position(columns));
+          fmt::format("*reinterpret_cast<Pack<{0}, V>*>(static_cast<{0}*>(given.at[{1}]) + ({2})) = q{1};\n",
+                      type, store.tensor, position(columns));
     }
     return loop;
   }
@@ -385,20 +445,46 @@ class Writing {
       "extern \"C\" __global__ void __launch_bounds__(256) region(const __grid_constant__ Given given) {\n"
       "wait_for_earlier();\n";
 
+  /// Whether all places are below 2^30.
+  bool is_small() const {
+    const auto fits = [](const Layout& layout) {
+      std::int64_t reach = 1;
+      for (int d = 0; d < layout.shape.rank(); ++d)
+        reach += (layout.shape[d] - 1) * std::max(layout.strides[d], -layout.strides[d]);
+      return reach < (std::int64_t{1} << 30);
+    };
+    std::int64_t most = region_.space.shape.numel();
+    for (const Region::Member& member : region_.members) most = std::max(most, member.result.shape.numel());
+    return most < (std::int64_t{1} << 30) &&
+           std::ranges::all_of(region_.inputs, [&](const auto& input) { return fits(input.second); });
+  }
+  std::string index_type() const {
+    return fmt::format("using Index = {};\n", is_small() ? "int" : "std::int64_t");
+  }
+
   RegionSource write_flat() {
-    const std::int64_t columns = region_.space.columns();
-    std::string before, behind;
-    const Loop loop = storing(columns, before, behind);
+    const std::int64_t columns = columns_;
+    std::int64_t pack = 16 / widest(columns);
+    const auto write = [&](std::int64_t size) {
+      before_ = behind_ = {};
+      return storing(columns, size, before_, behind_);
+    };
+    // Whether rows and columns matter shows when it is written.
+    const std::string head = head_, rows = rows_;
+    const auto loaded = loaded_;
+    Loop loop = write(pack);
+    const auto places = [&] { return reads_rows_ || reads_columns_ || !row_stores().empty(); };
+    while (pack > 1 && places() && columns % pack != 0) {
+      pack /= 2;
+      head_ = head, rows_ = rows, loaded_ = loaded;
+      loop = write(pack);
+    }
     const std::string of_rows = row_stores();
-    const bool places = reads_rows_ || reads_columns_ || !of_rows.empty();
-    std::int64_t pack = 16 / loop.widest;
-    while (places && columns % pack != 0) pack /= 2;
-    const bool small = region_.space.shape.numel() < (std::int64_t{1} << 30);
-    std::string text = begin() + fmt::format("using Index = {};\n", small ? "int" : "std::int64_t");
+    std::string text = begin() + index_type();
     text += "template <int V>\n__device__ __forceinline__ void step(const Given& given, Index i) {\n" + head_;
-    if (places) text += fmt::format("const Index row = i / {0}, column = i - row * {0};\n", columns);
-    text += rows_ + loop.loads + before + "#pragma unroll\nfor (int j = 0; j < V; ++j) {\n" + loop.body +
-            "}\n" + behind;
+    if (places()) text += fmt::format("const Index row = i / {0}, column = i - row * {0};\n", columns);
+    text += rows_ + loop.loads + before_ + "#pragma unroll\nfor (int j = 0; j < V; ++j) {\n" + loop.body +
+            "}\n" + behind_;
     if (!of_rows.empty()) text += "if (column == 0) {\n" + of_rows + "}\n";
     text += "}\n";
     text += kernel;
@@ -421,24 +507,24 @@ class Writing {
     const std::int64_t group = longest_ <= longest_of_warp ? warp : threads;
     std::string loops;
     for (const std::int64_t columns : all) {
-      std::string before, behind;
-      const Loop loop = storing(columns, before, behind);
-      std::int64_t pack = 16 / loop.widest;
+      std::int64_t pack = 16 / widest(columns);
       while (pack > 1 && (columns % pack != 0 || group * pack > columns)) pack /= 2;
-      loops +=
-          fmt::format("for (int column = t * {0}; column < {1}; column += {2}) {{\nconstexpr int V = {0};\n",
-                      pack, columns, group * pack);
-      loops += loop.loads + before + "#pragma unroll\nfor (int j = 0; j < V; ++j) {\n" + loop.body + "}\n" +
-               behind + "}\n";
+      before_ = behind_ = {};
+      const Loop loop = storing(columns, pack, before_, behind_);
+      loops += fmt::format(
+          "for (Index column = t * {0}; column < {1}; column += {2}) {{\nconstexpr int V = {0};\n", pack,
+          columns, group * pack);
+      loops += loop.loads + before_ + "#pragma unroll\nfor (int j = 0; j < V; ++j) {\n" + loop.body + "}\n" +
+               behind_ + "}\n";
     }
     const std::string of_rows = row_stores();
-    std::string text = begin() + fmt::format("constexpr int Own = {};\n", threads / group);
+    std::string text = begin() + index_type() + fmt::format("constexpr int Own = {};\n", threads / group);
     text += kernel;
     text += head_;
-    text += fmt::format("const int t = threadIdx.x % {};\n", group);
+    text += fmt::format("const Index t = threadIdx.x % {};\n", group);
     text += fmt::format(
-        "for (std::int64_t row = blockIdx.x * std::int64_t({0}) + threadIdx.x / {1}; row < given.rows; "
-        "row += gridDim.x * std::int64_t({0})) {{\n",
+        "for (Index row = blockIdx.x * Index({0}) + threadIdx.x / {1}; row < given.rows; row += gridDim.x * "
+        "Index({0})) {{\n",
         threads / group, group);
     text += rows_ + loops;
     if (!of_rows.empty()) text += "if (t == 0) {\n" + of_rows + "}\n";
@@ -451,12 +537,14 @@ class Writing {
   std::vector<Info> infos_;
   std::map<std::uint32_t, std::vector<std::size_t>> writers_;  // members, by the value that they write
   std::vector<Store> stores_;
+  std::int64_t columns_ = 0;  // of rows that are stored, where they are of one length
   bool by_rows_ = false, reads_across_ = false, possible_ = true;
   bool reads_rows_ = false, reads_columns_ = false;
   std::int64_t longest_ = 1;
   std::set<std::size_t> needed_;  // members
   std::set<std::string> loaded_;  // names outside loops
   std::string head_, rows_;       // before all rows; of a row
+  std::string before_, behind_;   // a loop over elements: the packs of results
   int counter_ = 0;
 };
 

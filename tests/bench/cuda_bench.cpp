@@ -332,9 +332,12 @@ void small() {
     return std::vector{loss};
   };
   std::printf("three MLP(16), AdamW, eager %.1f us\n", microseconds([&] { step(std::span(&x, 1)); }, 200));
-  Program program = capture(step, {x});
-  const double us = microseconds([&] { program.replay({x}); }, 200);
-  std::printf("three MLP(16), AdamW, %s %.1f us\n", program.is_device_graph() ? "graph" : "captured", us);
+  for (const Executor executor : {Executor::replay, Executor::fused}) {
+    Program program = capture(step, {x}, executor);
+    const double us = microseconds([&] { program.replay({x}); }, 200);
+    std::printf("three MLP(16), AdamW, %s%s %.1f us\n", executor == Executor::fused ? "fused, " : "",
+                program.is_device_graph() ? "graph" : "captured", us);
+  }
   const Tensor a = randn({16}, single), b = randn({16}, single);
   const NoGrad guard;
   std::printf("a + b, 16 elements: %.2f us; in place %.2f us; memory alone %.2f us\n",

@@ -180,9 +180,9 @@ class Growing {
     if (!writes && (!is_dense(out.layout) || trace_.storages[out.storage].maker != traced_index(traced) ||
                     trace_.storages[out.storage].outside))
       return {};
-    // Rows of another length belong here only where they come of the region's.
+    // Rows of another length belong here only where they come of what the region has.
     const bool others = joining.columns != region_->space.columns() && joining.lies == Lies::full;
-    if (others && std::ranges::none_of(joining.in, &Value::made)) return {};
+    if (others && !relates(joining)) return {};
     if ((others || joining.is_part) &&
         std::max(joining.columns, region_->space.columns()) > ops::most_columns)
       return {};
@@ -240,11 +240,15 @@ class Growing {
     joining.is_part = true;
     return ops::row_part({shape}, t.layout, maker.columns).has_value();
   }
-  /// Whether it reads what a member made or reads: what has nothing to do with the region would hold its
-  /// inputs, and they its results, for nothing.
+  /// Whether it reads what a member made, or of what one reads: what has nothing to do with the region would
+  /// hold its inputs, and they its results, for nothing.
   bool relates(const Joining& joining) const {
-    return std::ranges::any_of(joining.in,
-                               [&](const Value& v) { return v.made || v.number < inputs_.size(); });
+    return std::ranges::any_of(joining.in, [&](const Value& v) {
+      return v.made || v.number < inputs_.size() || is_part_read(v, joining);
+    });
+  }
+  bool is_part_read(const Value& v, const Joining& joining) const {
+    return reads(joining.inputs[v.number - inputs_.size()].storage);
   }
   /// Whether all members have element i of the input at one place of the space.
   bool lies_so(std::size_t i, Lies lies, const Joining& joining) const {
