@@ -374,6 +374,36 @@ TEST_CASE("fuse: a value that is read through a view of another shape is one of 
   check_bits(step, in);
 }
 
+TEST_CASE(
+    "fuse: ops on images whose channels lie last, and on what else lies dense in another order, are one "
+    "region") {
+  const std::vector<int> orders[] = {{0, 3, 1, 2}, {3, 1, 0, 2}, {1, 0, 3, 2}};
+  for (const std::vector<int>& order : orders)
+    for (const DType dtype : {f32, bf16}) {
+      const auto image = [&](unsigned seed) {
+        const Tensor lying = numbers({2, 3, 4, 5}, dtype, seed);
+        Shape axes;
+        for (const int axis : order) axes.push_back(axis);
+        return permute(lying, axes);
+      };
+      const Tensor x = image(1);
+      const std::int64_t channels = x.shape()[1];
+      const Step step = [](std::span<const Tensor> in) {
+        const Tensor y = relu(add(in[0], in[1]));
+        const Tensor scaled = add(mul(y, in[2]), in[3]);
+        return std::vector<Tensor>{scaled, where(greater(y, 0.0), in[0], neg(in[4]))};
+      };
+      const std::vector<Tensor> in{x, image(2), numbers({channels, 1, 1}, dtype, 3), numbers({}, dtype, 4),
+                                   contiguous(image(5))};
+      Program::Impl program = fused(step, in);
+      INFO(program.text());
+      CHECK(regions(program) == std::vector<std::size_t>{6});  // not the one that is contiguous
+      check_bits(step, in, program);
+      const NoGrad guard;
+      CHECK(program.replay(in)[0].strides() == step(in)[0].strides());
+    }
+}
+
 TEST_CASE("fuse: rows that are taken apart and put together are one region with what is made of them") {
   const auto rope = [](std::span<const Tensor> in) {
     const std::int64_t half = in[0].shape().back() / 2;

@@ -166,6 +166,28 @@ TEST_CASE("cuda: what a region writes in place is read before and after as the s
   programs.check();
 }
 
+TEST_CASE("cuda: ops on images whose channels lie last have their bits in the kernel of a region") {
+  if (cannot()) return;
+  Programs programs;
+  for (const DType dtype : {f32, bf16})
+    for (const std::int64_t channels : {3, 8, 64}) {
+      const auto image = [&](unsigned seed) {
+        return permute(numbers({2, 6, 5, channels}, dtype, seed), {0, 3, 1, 2});
+      };
+      programs.add(fmt::format("{}, {} channels", name_of(dtype), channels),
+                   [](std::span<const Tensor> in) {
+                     const Tensor y = relu(add(in[0], in[1]));
+                     return std::vector<Tensor>{add(mul(y, in[2]), in[3]),
+                                                where(greater(y, 0.0), in[0], neg(in[4]))};
+                   },
+                   {image(1), image(2), numbers({channels, 1, 1}, dtype, 3), numbers({}, dtype, 4),
+                    contiguous(image(5))});
+    }
+  CHECK(programs.kernels == programs.regions);
+  CHECK(programs.kernels == 6);
+  programs.check();
+}
+
 TEST_CASE("cuda: rows that are taken apart and put together have their bits in the kernel of a region") {
   if (cannot()) return;
   Programs programs;

@@ -1,9 +1,12 @@
 #include "autograd/capture/passes/fuse.h"
 
 #include <algorithm>
+#include <functional>
 #include <list>
+#include <numeric>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "autograd/capture/passes/rewrite.h"
 #include "runtime/fused_region.h"
@@ -23,11 +26,32 @@ bool is_dense(const Layout& layout) {
   return layout.offset == 0 && layout.strides == contiguous_strides(layout.shape);
 }
 
-/// A region that still grows.
+/// The axes of a tensor from the one with the longest steps on, where that is another order than their own.
+std::vector<int> order_in_memory(const Layout& layout) {
+  std::vector<int> order(static_cast<std::size_t>(layout.shape.rank()));
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater<>{}, [&](int axis) { return layout.strides[axis]; });
+  return std::ranges::is_sorted(order) ? std::vector<int>{} : order;
+}
+/// A tensor, broadcast to as many axes, as one with them in that order.
+TracedTensor turned(TracedTensor t, std::span<const int> order) {
+  const Layout from = std::exchange(t.layout, {{}, {}, t.layout.offset});
+  const int extra = static_cast<int>(order.size()) - from.shape.rank();
+  for (const int axis : order) {
+    t.layout.shape.push_back(axis < extra ? 1 : from.shape[axis - extra]);
+    t.layout.strides.push_back(axis < extra ? 0 : from.strides[axis - extra]);
+  }
+  return t;
+}
+
+/// A region that still grows. Elementwise ops on images whose channels lie last, and on whatever else lies
+/// dense in another order of axes, are one whose space has the axes in that order: its tensors are views of
+/// theirs.
 class Growing {
  public:
-  Growing(const Trace& trace, const Shape& shape, Device device) : trace_(trace), device_(device) {
-    region_->space.shape = shape;
+  Growing(const Trace& trace, const TracedTensor& space, std::vector<int> order, Device device)
+      : trace_(trace), device_(device), order_(std::move(order)) {
+    region_->space.shape = seen(space).layout.shape;
   }
 
   /// Takes op `i` as a member if it can be one. One alone may ask an owner: the region does so at that one's
@@ -38,7 +62,8 @@ class Growing {
     if (members_.size() == most_members || device_of(traced) != device_ ||
         (asks && (asking_ || traced.op->mutating())))
       return false;
-    std::optional<Joining> joining = look_at(traced);
+    if (!order_.empty() && !can_turn(traced)) return false;
+    std::optional<Joining> joining = look_at(order_.empty() ? traced : seen(traced), i);
     if (!joining || (!members_.empty() && !relates(*joining))) return false;
     for (const TracedTensor& t : joining->inputs) {
       inputs_.push_back(t);
@@ -146,7 +171,25 @@ class Growing {
     return std::ranges::any_of(inputs_, [&](const TracedTensor& t) { return t.storage == storage; });
   }
 
-  std::optional<Joining> look_at(const TracedOp& traced) const {
+  TracedTensor seen(const TracedTensor& t) const {
+    return order_.empty() || t.storage == TracedTensor::none ? t : turned(t, order_);
+  }
+  TracedOp seen(TracedOp traced) const {
+    for (auto* list : {&traced.in, &traced.out})
+      for (TracedTensor& t : *list) t = seen(t);
+    return traced;
+  }
+  /// Whether the op does the same to tensors whose axes have another order.
+  bool can_turn(const TracedOp& traced) const {
+    const auto few_axes = [&](const TracedTensor& t) {
+      return t.storage == TracedTensor::none || t.layout.shape.rank() <= static_cast<int>(order_.size());
+    };
+    return ops::effort_of(*traced.op) && std::ranges::all_of(traced.in, few_axes) &&
+           traced.out[0].layout.shape.rank() == static_cast<int>(order_.size());
+  }
+
+  /// The op at `index`, with the tensors as the region sees them.
+  std::optional<Joining> look_at(const TracedOp& traced, std::size_t index) const {
     const TracedTensor& out = traced.out[0];
     const bool writes = traced.op->writes(0);
     std::vector<Shape> shapes;
@@ -177,7 +220,7 @@ class Growing {
       for (std::size_t k = 0; k < traced.in.size(); ++k)
         if (!add_operand(traced.in[k], *space, out.layout.shape, writes && k == 0, joining)) return {};
     }
-    if (!writes && (!is_dense(out.layout) || trace_.storages[out.storage].maker != traced_index(traced) ||
+    if (!writes && (!is_dense(out.layout) || trace_.storages[out.storage].maker != index ||
                     trace_.storages[out.storage].outside))
       return {};
     // Rows of another length belong here only where they come of what the region has.
@@ -193,9 +236,6 @@ class Growing {
     const std::optional<RowSpace> space = ops::space_of_member(region_->space, shape);
     const bool whole = space && space->shape.numel() == shape.numel() && space->columns() == shape.back();
     return whole && shape.back() <= ops::most_columns ? space : std::nullopt;
-  }
-  std::uint32_t traced_index(const TracedOp& traced) const {
-    return static_cast<std::uint32_t>(&traced - trace_.ops.data());
   }
 
   bool add_operand(const TracedTensor& t, const RowSpace& space, const Shape& shape, bool written,
@@ -279,7 +319,7 @@ class Growing {
       if (region_->written[i]) traced.out.push_back(inputs_[i]);
     for (std::size_t m = 0; m < members_.size(); ++m) {
       const TracedOp& own = trace_.ops[members_[m].op];
-      const TracedTensor& out = own.out[0];
+      const TracedTensor out = seen(own.out[0]);
       Region::Member& member = region_->members.emplace_back();
       member.op = own.op;
       member.result = {out.layout.shape, out.dtype, device_};
@@ -294,6 +334,7 @@ class Growing {
 
   const Trace& trace_;
   Device device_;
+  std::vector<int> order_;  // of the axes, in which the region has them; none: in their own
   std::shared_ptr<Region> region_ = std::make_shared<Region>();
   std::vector<TracedTensor> inputs_;
   std::vector<std::vector<Lies>> lies_;  // by input: how members read it
@@ -400,9 +441,11 @@ class Fusing {
   bool begun(std::size_t i) {
     const TracedOp& traced = ops()[i];
     const bool sums = ops::row_sum(*traced.op, traced.in[0].layout.shape, traced.in[0].dtype) != nullptr;
-    const Shape& shape = sums ? traced.in[0].layout.shape : traced.out[0].layout.shape;
-    if (shape.numel() == 0) return false;
-    Growing region(program_.trace, shape, program_.trace.storages[traced.out[0].storage].device);
+    const TracedTensor& space = sums ? traced.in[0] : traced.out[0];
+    if (space.layout.shape.numel() == 0) return false;
+    std::vector<int> order = sums ? std::vector<int>{} : order_in_memory(space.layout);
+    Growing region(program_.trace, space, std::move(order),
+                   program_.trace.storages[traced.out[0].storage].device);
     if (!region.take(i)) return false;
     growing_.push_back(std::move(region));
     return true;
