@@ -22,6 +22,8 @@
 namespace sherd::cuda {
 namespace {
 
+constexpr std::int64_t most_blocks_by_rows = 1 << 16;
+
 /// What a region keeps.
 struct RegionPlan {
   std::optional<RegionSource> source;
@@ -57,10 +59,11 @@ void launch(const RegionSource& source, cudaKernel_t kernel, const ops::Region& 
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   const std::int64_t n = region.space.shape.numel();
-  config.gridDim =
-      source.by_rows
-          ? looping_grid_of(std::min<std::int64_t>(blocks_of(region.space.rows(), source.per_block), 1 << 16))
-          : blocks_for(n / source.pack);
+  const auto unit = static_cast<unsigned>(source.grid_unit);
+  config.gridDim = source.by_rows
+                       ? looping_grid_of(std::min<std::int64_t>(
+                             blocks_of(region.space.rows(), source.per_block), most_blocks_by_rows))
+                       : (blocks_for(n / source.pack) + unit - 1) / unit * unit;
   config.blockDim = threads_per_block;
   config.stream = stream_of(in.empty() ? out[0].device() : in[0].device());
   config.attrs = &early;

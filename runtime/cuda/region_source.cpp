@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@ using ops::RowPart;
 using ops::RowSpace;
 
 constexpr std::int64_t threads = 256, warp = 32;
+constexpr std::int64_t largest_unit = 64;       // blocks, whose number would hardly be another
 constexpr std::int64_t longest_of_warp = 1024;  // columns; a block takes longer rows
 // Of the library's sums of rows (fold.cuh), whose tree is told here once more.
 constexpr std::int64_t piece_length = 4096, run_length = 32, rows_without_pieces = 1 << 16, most_pieces = 4;
@@ -322,7 +324,7 @@ class Writing {
     }
     if (lies == Lies::column) {
       reads_columns_ = true;
-      return element(i, type, *loop, column, "", 1, true);
+      return element(i, type, *loop, column, "", 1, true, &hoisted_);
     }
     if (lies == Lies::apart) {
       reads_rows_ = reads_columns_ = true;
@@ -339,7 +341,8 @@ class Writing {
   /// The element of input `i` at `before` and `step` times the column; of a pack that is loaded at once where
   /// its columns are `packed`, lie one behind another, and begin where packs may.
   std::string element(std::size_t i, std::string_view type, Loop& loop, const Column& column,
-                      const std::string& before, std::int64_t step, bool begins_with_pack) {
+                      const std::string& before, std::int64_t step, bool begins_with_pack,
+                      std::string* hoisted = nullptr) {
     if (!column.packed || step != 1 || !begins_with_pack)
       return fmt::format("x{}[{}{} * {}]", i, before, column.base == "i" ? "(i + j)" : column.of_element(),
                          step);
@@ -349,10 +352,11 @@ class Writing {
       known->second = fmt::format("p{}_{}", i, counter_++);
       const std::string pack = fmt::format("Pack<{}, V>", type);
       const std::string load = fmt::format("*reinterpret_cast<const {}*>(x{} + ({}))", pack, i, place);
+      std::string& to = hoisted != nullptr && hoists_ && loop.guard.empty() ? *hoisted : loop.loads;
       if (loop.guard.empty())
-        loop.loads += fmt::format("const {} {} = {};\n", pack, known->second, load);
+        to += fmt::format("const {} {} = {};\n", pack, known->second, load);
       else
-        loop.loads += fmt::format("{0} {1};\nif ({2}) {1} = {3};\n", pack, known->second, loop.guard, load);
+        to += fmt::format("{0} {1};\nif ({2}) {1} = {3};\n", pack, known->second, loop.guard, load);
     }
     return known->second + ".at[j]";
   }
@@ -463,36 +467,47 @@ class Writing {
   }
 
   RegionSource write_flat() {
-    const std::int64_t columns = columns_;
-    std::int64_t pack = 16 / widest(columns);
-    const auto write = [&](std::int64_t size) {
-      before_ = behind_ = {};
-      return storing(columns, size, before_, behind_);
-    };
-    // Whether rows and columns matter shows when it is written.
     const std::string head = head_, rows = rows_;
     const auto loaded = loaded_;
-    Loop loop = write(pack);
+    const auto write = [&](std::int64_t size, bool hoists) {
+      head_ = head, rows_ = rows, loaded_ = loaded, hoists_ = hoists;
+      before_ = behind_ = hoisted_ = {};
+      return storing(columns_, size, before_, behind_);
+    };
+    // Whether rows and columns matter shows when it is written.
+    std::int64_t pack = 16 / widest(columns_);
+    Loop loop = write(pack, true);
     const auto places = [&] { return reads_rows_ || reads_columns_ || !row_stores().empty(); };
-    while (pack > 1 && places() && columns % pack != 0) {
-      pack /= 2;
-      head_ = head, rows_ = rows, loaded_ = loaded;
-      loop = write(pack);
-    }
-    const std::string of_rows = row_stores();
+    while (pack > 1 && places() && columns_ % pack != 0) loop = write(pack /= 2, true);
+    // With as many elements at a time as are whole rows a thread stays at its columns.
+    const std::int64_t unit = columns_ / std::gcd(columns_, threads * pack);
+    const bool stays = !hoisted_.empty() && unit <= largest_unit;
+    if (!hoisted_.empty() && !stays) loop = write(pack, false);
+    const std::string elements = loop.loads + before_ + "#pragma unroll\nfor (int j = 0; j < V; ++j) {\n" +
+                                 loop.body + "}\n" + behind_;
+    const std::string of_rows = row_stores().empty() ? "" : "if (column == 0) {\n" + row_stores() + "}\n";
     std::string text = begin() + index_type();
+    if (stays) {
+      text += kernel;
+      text += fmt::format("constexpr int V = {};\n", pack) + head_;
+      text += fmt::format(
+          "const Index n = static_cast<Index>(given.rows * {0}), first = (blockIdx.x * Index(256) + "
+          "threadIdx.x) * V, column = first % {0};\n",
+          columns_);
+      text += hoisted_ + "for (Index i = first; i < n; i += gridDim.x * Index(256) * V) {\n";
+      text += fmt::format("[[maybe_unused]] const Index row = i / {};\n", columns_);
+      text += rows_ + elements + of_rows + "}\n}\n";
+      return {std::move(text), threads, false, pack, unit};
+    }
     text += "template <int V>\n__device__ __forceinline__ void step(const Given& given, Index i) {\n" + head_;
-    if (places()) text += fmt::format("const Index row = i / {0}, column = i - row * {0};\n", columns);
-    text += rows_ + loop.loads + before_ + "#pragma unroll\nfor (int j = 0; j < V; ++j) {\n" + loop.body +
-            "}\n" + behind_;
-    if (!of_rows.empty()) text += "if (column == 0) {\n" + of_rows + "}\n";
-    text += "}\n";
+    if (places()) text += fmt::format("const Index row = i / {0}, column = i - row * {0};\n", columns_);
+    text += rows_ + elements + of_rows + "}\n";
     text += kernel;
     text += fmt::format(
         "const Index n = static_cast<Index>(given.rows * {}), first = blockIdx.x * Index(256) + "
         "threadIdx.x;\n"
         "for (Index i = first; i < n / {}; i += gridDim.x * Index(256)) step<{}>(given, i * {});\n",
-        columns, pack, pack, pack);
+        columns_, pack, pack, pack);
     if (pack > 1)
       text += fmt::format("if (const Index i = n / {0} * {0} + first; i < n) step<1>(given, i);\n", pack);
     text += "}\n";
@@ -544,7 +559,9 @@ class Writing {
   std::set<std::size_t> needed_;  // members
   std::set<std::string> loaded_;  // names outside loops
   std::string head_, rows_;       // before all rows; of a row
-  std::string before_, behind_;   // a loop over elements: the packs of results
+  bool hoists_ = false;
+  std::string hoisted_;          // before the loop of a thread that stays at its columns
+  std::string before_, behind_;  // a loop over elements: the packs of results
   int counter_ = 0;
 };
 

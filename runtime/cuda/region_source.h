@@ -20,7 +20,8 @@ struct RegionSource {
   std::string text;            ///< without `region_headers`
   std::int64_t per_block = 1;  ///< rows that a block takes at once, or packs of elements
   bool by_rows = false;
-  std::int64_t pack = 1;  ///< elements that a thread takes at once, where it is not by rows
+  std::int64_t pack = 1;       ///< elements that a thread takes at once, where it is not by rows
+  std::int64_t grid_unit = 1;  ///< the number of blocks is a multiple of it
   bool operator==(const RegionSource&) const = default;
 };
 

@@ -1,16 +1,37 @@
 // Compiled modules on a GPU have eager's bits, through steps of an optimizer and changes of batch, mode and
 // dtype.
+#include <optional>
+
 #include "autograd/autograd.h"
 #include "nn/compile.h"
 #include "nn/optimizer.h"
 #include "nn/recurrent.h"
 #include "nn/transformer.h"
+#include "runtime/cuda/region_kernels.h"
 #include "tests/cuda/compare.h"
 
 using namespace sherd;
 using namespace sherd::test;
 
 namespace {
+
+/// Norms whose results go into other ops on each element, as in residual networks.
+struct Residual final : nn::Layer<Residual> {
+  nn::Conv2d first{16, 16, 3, {.padding = 1}}, second{16, 16, 3, {.padding = 1}}, shortcut{16, 16, 1};
+  nn::BatchNorm2d first_norm{16}, second_norm{16}, shortcut_norm{16};
+  Tensor forward(const Tensor& x) const {
+    const Tensor y = relu(first_norm(first(x)));
+    return relu(add(second_norm(second(y)), shortcut_norm(shortcut(x))));
+  }
+  void visit(auto&& on) {
+    on("first", first);
+    on("second", second);
+    on("shortcut", shortcut);
+    on("first_norm", first_norm);
+    on("second_norm", second_norm);
+    on("shortcut_norm", shortcut_norm);
+  }
+};
 
 struct Convolutions final : nn::Layer<Convolutions> {
   nn::Conv2d first{3, 8, 3, {.padding = 1}}, second{8, 8, 3, {.padding = 1, .groups = 2}};
@@ -63,20 +84,24 @@ template <class M, class F>
 void expect_same(const char* name, F&& make, const Shape& shape) {
   for (const DType dtype : {f32, bf16, f16}) {
     INFO(name << ' ' << name_of(dtype));
-    const auto run = [&](bool compiled) {
+    const auto run = [&](std::optional<Executor> executor) {
       manual_seed(3);
       M module = make();
       module.to(dtype);
       module.to(gpu);
-      if (compiled) nn::compile(module);
+      if (executor) nn::compile(module, {.executor = *executor});
       auto all = train(module, shape, dtype);
-      if (compiled) {
+      if (executor) {
         CHECK(nn::compiled_programs(module).stats().hits > 0);
         CHECK(nn::compiled_programs(module).stats().eager == 0);
       }
       return all;
     };
-    CHECK(run(true) == run(false));
+    const auto expected = run({});
+    CHECK(run(Executor::replay) == expected);
+    CHECK(run(Executor::fused) == expected);
+    CHECK(cuda::finish_region_kernels().failed == 0);
+    CHECK(run(Executor::fused) == expected);  // by kernels from the first replay on
   }
 }
 
@@ -85,6 +110,7 @@ void expect_same(const char* name, F&& make, const Shape& shape) {
 TEST_CASE("cuda: compiled modules train with eager's bits") {
   if (no_gpu()) return;
   expect_same<Convolutions>("convolutions", [] { return Convolutions{}; }, {4, 3, 8, 8});
+  expect_same<Residual>("residual block", [] { return Residual{}; }, {4, 16, 8, 8});
   expect_same<nn::TransformerEncoderLayer>(
       "encoder layer",
       [] {
