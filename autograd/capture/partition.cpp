@@ -70,7 +70,7 @@ bool Partitioning::is_light(const TracedOp& traced) const {
 
 bool Partitioning::can_run_again(const TracedOp& traced, MakesAgain which) const {
   if (traced.out.empty() || traced.in.empty() || traced.once || traced.op->is_view() ||
-      traced.op->mutating() || traced.op->call_among_ranks() != nullptr || asks_owner(traced, trace_))
+      traced.op->call_among_ranks() != nullptr || asks_owner(traced, trace_))
     return false;
   if (which == MakesAgain::small && (traced.out.size() != 1 || !is_light(traced))) return false;
   const auto written_once = [&](const TracedTensor& t) {

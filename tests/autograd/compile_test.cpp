@@ -619,6 +619,27 @@ TEST_CASE("compile: inside capture, recompute and another compiled call the ops 
   CHECK(x.grad().defined());
 }
 
+TEST_CASE("compile: a call whose backward inside goes through what its input was computed by runs eagerly") {
+  const auto gradients = [](bool compiles) {
+    Tensor w = ones({3}).requires_grad_();
+    const Step step = [](std::span<const Tensor> in) {
+      const Tensor loss = sum(square(in[0]));
+      loss.backward();
+      return std::vector<Tensor>{loss.detach()};
+    };
+    const Compiled compiled = compile(step);
+    std::vector<float> all;
+    for (int call = 1; call < 4; ++call) {
+      const std::vector<Tensor> in{mul(w, call)};
+      all.push_back(static_cast<float>((compiles ? compiled(in) : step(in))[0].item()));
+      for (const float g : w.grad().to_vector<float>()) all.push_back(g);
+    }
+    if (compiles) CHECK(compiled.stats().hits == 0);
+    return all;
+  };
+  CHECK(gradients(true) == gradients(false));
+}
+
 TEST_CASE("compile: recompute is honoured, its dropout drawn again, in any backward") {
   const Net eager, net;
   const auto region = [](const Net& of) {

@@ -265,6 +265,22 @@ TEST_CASE("fuse: memory that is read as rows and as columns is not written in on
   check_bits(step, {numbers({6, 6}, f32, 1)});
 }
 
+TEST_CASE("fuse: of two views of one memory neither is written in a region that reads the other") {
+  const std::vector<Step> steps{[](std::span<const Tensor> in) {
+                                  const Tensor x = matmul(in[0], in[1]);
+                                  const Tensor y = add(transpose(x, 0, 1), in[1]);
+                                  mul_(x, 0.5);
+                                  return std::vector<Tensor>{y, x};
+                                },
+                                [](std::span<const Tensor> in) {
+                                  const Tensor x = matmul(in[0], in[1]);
+                                  const Tensor y = exp(mul(in[1], 0.1));
+                                  mul_(x, y);
+                                  return std::vector<Tensor>{add(transpose(x, 0, 1), y), x};
+                                }};
+  for (const Step& step : steps) check_bits(step, {numbers({70, 70}, f32, 1), numbers({70, 70}, f32, 2)});
+}
+
 TEST_CASE("fuse: every op has its bits between members of regions, and so have its gradients") {
   std::size_t programs = 0, members = 0;
   for_each_case_and_dtype([&](const Case& c, DType dtype) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "autograd/autograd.h"
+#include "autograd/recompute.h"
 #include "nn/compile.h"
 #include "nn/optimizer.h"
 #include "shard/fully_shard.h"
@@ -425,5 +426,163 @@ TEST_CASE("one program: an exception in its own forward leaves a model that trai
     };
     const std::vector<double> eager = losses(false);
     expect(losses(true) == eager, "other losses");
+  });
+}
+
+TEST_CASE("one program: what asks for a group within recompute is refused by name, and runs in parts") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const bool reads : {false, true}) {
+      const auto make = [&](Stack& net) {
+        manual_seed(1);
+        net = Stack();
+        shard_all(net, layout);
+        net.of_block = [reads, &net](const Residual& block, const Tensor& x) {
+          if (!reads) return recompute([&] { return block(x); });
+          return block(recompute([&] { return mul(x, add(mean(net.blocks[2].in.bias.tensor()), 1)); }));
+        };
+      };
+      Stack strict;
+      make(strict);
+      CompileOptions options = whole;
+      options.full_graph = FullGraph::yes;
+      nn::compile(strict, options);
+      expect_refused<StateError>(
+          [&] { strict(ones({2, 6})); },
+          reads ? "recompute reads a group outside its module" : "a sharded module runs within recompute");
+      world.group().barrier();
+      const auto losses = [&](bool compiles) {
+        Stack net;
+        make(net);
+        if (compiles) nn::compile(net, whole);
+        nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
+        std::vector<double> all;
+        for (int i = 0; i < 4; ++i) all.push_back(step(net, optimizer, world.rank(), i));
+        return all;
+      };
+      expect(losses(true) == losses(false), "reads {}: other losses", reads);
+    }
+  });
+}
+
+TEST_CASE("one program: blocks that had ended when it throws do not end again") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    const auto losses = [&](Compiles who) {
+      manual_seed(1);
+      Stack net;
+      shard_all(net, layout);
+      const Tensor rows = Tensor::from<std::int64_t>({0, 1}, {2}, Device::cpu());
+      net.of_block = [&](const Residual& block, const Tensor& x) {
+        return block(&block == &net.blocks[2] ? index_select(x, 0, rows) : x);
+      };
+      if (compiles_here(who, world)) nn::compile(net, whole);
+      nn::Adam optimizer(net.parameters(), {.lr = 0.02});
+      std::vector<double> all;
+      for (int i = 0; i < 6; ++i) {
+        if (i == 3) {
+          fill_(rows, 7);
+          bool thrown = false;
+          try {
+            net(ones({2, 6}));
+          } catch (const Error&) {
+            thrown = true;
+          }
+          expect(thrown, "no exception");
+          copy_(rows, Tensor::from<std::int64_t>({0, 1}, {2}, Device::cpu()));
+        }
+        all.push_back(step(net, optimizer, world.rank(), i));
+      }
+      return all;
+    };
+    const std::vector<double> eager = losses(Compiles::nobody);
+    for (const Compiles who : somebody) expect(losses(who) == eager, "other losses");
+  });
+}
+
+TEST_CASE("one program: a block that is a root casts its input, and within a model it does not") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    if (layout != shard::GroupLayout::flat) return;  // which alone tells roots from others
+    for (const bool compiles : {false, true}) {
+      Stack net(1);
+      shard::fully_shard(net.blocks[0], {.layout = layout,
+                                         .mixed_precision = {.param_dtype = bf16,
+                                                             .cast_forward_inputs = false,
+                                                             .cast_root_forward_inputs = true}});
+      if (compiles) nn::compile(net.blocks[0], whole);
+      const Tensor x = ones({2, 6});
+      for (int i = 0; i < 3; ++i) {
+        std::as_const(net.blocks[0])(x);
+        world.group().barrier();
+      }
+      shard::fully_shard(net, {.layout = layout});
+      for (int i = 0; i < 2; ++i) {
+        expect_refused<DTypeError>([&] { net(x); }, "");
+        world.group().barrier();
+      }
+    }
+  });
+}
+
+TEST_CASE("one program: what it reads of a group without gradients its backward does not gather") {
+  expect_alike([](Stack& net) -> std::shared_ptr<void> {
+    net.of_block = [&net](const Residual& block, const Tensor& x) {
+      Tensor scale;
+      {
+        const NoGrad guard;
+        if (&block == &net.blocks[0]) scale = mul(mean(net.blocks[2].in.bias.tensor()), 0.1);
+      }
+      return scale.defined() ? block(add(x, scale)) : block(x);
+    };
+    return nullptr;
+  });
+}
+
+TEST_CASE("one program: a view of a group is no reason to gather it before it is read") {
+  expect_alike([](Stack& net) -> std::shared_ptr<void> {
+    const auto view = std::make_shared<Tensor>();
+    net.of_block = [&net, view](const Residual& block, const Tensor& x) {
+      if (&block == &net.blocks[0]) *view = transpose(net.blocks[2].in.weight.tensor(), 0, 1);
+      const Tensor y = block(x);
+      return &block == &net.blocks[2] ? add(y, mul(mean(std::exchange(*view, {})), 0.01)) : y;
+    };
+    return nullptr;
+  });
+}
+
+namespace {
+
+struct UsedTwice final : nn::Layer<UsedTwice> {
+  nn::Linear of{6, 6};
+  Tensor forward(const Tensor& x) const { return of(tanh(of(x))); }
+  void visit(auto&& on) { on("of", of); }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "one program: a block's parameters that are used more than once are reduced where the block began") {
+  expect_alike([](Stack& net) -> std::shared_ptr<void> {
+    net.of_block = [](const Residual& block, const Tensor& x) { return add(block(x), block(mul(x, 0.5))); };
+    return nullptr;
+  });
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    const auto losses = [&](Compiles who) {
+      manual_seed(1);
+      nn::Sequential net(UsedTwice{}, UsedTwice{}, UsedTwice{});
+      for (std::size_t i = 0; i < 3; ++i) shard::fully_shard(net[i], {.layout = layout});
+      shard::fully_shard(net, {.layout = layout});
+      if (compiles_here(who, world)) nn::compile(net, whole);
+      nn::Adam optimizer(net.parameters(), {.lr = 0.02});
+      std::vector<double> all;
+      for (int i = 0; i < 5; ++i) {
+        const Tensor loss = mean(square(net(mul(ones({2, 6}), 0.1 * (i + 1 + world.rank())))));
+        loss.backward();
+        optimizer.step();
+        optimizer.zero_grad();
+        all.push_back(loss.item());
+      }
+      return all;
+    };
+    const std::vector<double> eager = losses(Compiles::nobody);
+    for (const Compiles who : somebody) expect(losses(who) == eager, "other losses");
   });
 }

@@ -520,3 +520,30 @@ TEST_CASE("a replica's own sum in the place of an average that was cleared is of
     expect(net.bias.grad().to_vector<float>()[0] == 4, "{}", to_string(net.bias.grad()));
   }));
 }
+
+TEST_CASE("a module's inputs are cast behind the call that gathers it, beside which the cast then runs") {
+  struct Casts final : Listener {
+    explicit Casts(DryRun& run) : run(run) {}
+    void after(const AnyOp& op, Inputs, Outputs) override {
+      if (op.name() == "cast") steps.push_back(run.steps().size());
+    }
+    DryRun& run;
+    std::vector<std::size_t> steps;
+  };
+  for (const shard::GroupLayout layout : layouts) {
+    DryRun run({.size = 2});
+    nn::Linear net(3, 3);
+    shard::fully_shard(net, {.mesh = run.world().mesh(),
+                             .layout = layout,
+                             .mixed_precision = {.param_dtype = bf16, .cast_root_forward_inputs = true}});
+    const NoGrad guard;
+    Casts casts(run);
+    const std::size_t before = run.steps().size();
+    {
+      const Listening scope(casts);
+      net(ones({2, 3}));
+    }
+    REQUIRE(!casts.steps.empty());
+    CHECK(casts.steps.back() > before);
+  }
+}
