@@ -681,7 +681,6 @@ DeviceType add_backend(const char* name, LateBackend& instance) {
   ops::for_each_structural(share);
   ops::UnaryOps::for_each(share);
   ops::ArithmeticOps::for_each(share);
-  ops::PartOps::for_each(share);
   ops::ComparisonOps::for_each(share);
   share.operator()<ops::Where>();
   return made;

@@ -3,7 +3,6 @@
 #include "autograd/capture/drawing.h"
 #include "autograd/capture/passes/fuse.h"
 #include "autograd/capture/passes/pass.h"
-#include "autograd/capture/passes/split_norms.h"
 #include "autograd/capture/program.h"
 #include "autograd/capture/tracer.h"
 
@@ -45,7 +44,7 @@ Recorded record(const Step& step, const std::vector<Tensor>& inputs, std::vector
 }
 
 Program capture(const Step& step, const std::vector<Tensor>& inputs, Executor executor) {
-  static constexpr Pass fused[] = {{"split_norms", split_norms}, {"fuse", fuse}};
+  static constexpr Pass fused[] = {{"fuse", fuse}};
   std::vector<Tensor> outputs;
   Recorded recorded = record(step, inputs, outputs);
   if (executor == Executor::fused) recorded = run_passes(std::move(recorded), fused);

@@ -6,7 +6,6 @@ namespace sherd::cpu {
 
 void add_binary() {
   ops::ArithmeticOps::for_each([]<class O>() { add_elementwise<O>(); });
-  ops::PartOps::for_each([]<class O>() { add_elementwise<O>(); });
   ops::ComparisonOps::for_each([]<class O>() { add_elementwise<O>(); });
   ops::BoundRight::for_each([]<class O>() { add_elementwise<WithScalar<O>>(); });
   ops::BoundLeft::for_each([]<class O>() { add_elementwise<ScalarWith<O>>(); });

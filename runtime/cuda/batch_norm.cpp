@@ -76,23 +76,6 @@ void batch_norm(const ops::BatchNorm& op, Inputs in, Outputs out) {
   check_launch(op.name);
 }
 
-void batch_norm_statistics(const ops::BatchNormStatistics& op, Inputs in, Outputs out) {
-  const Tensor x = is_channels_last(in[0]) ? in[0] : contiguous(in[0]), weight = as_statistics(in[1], x),
-               bias = as_statistics(in[2], x);
-  if (x.numel() == 0) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
-  BatchNormCall call = describe(x, weight, bias, out[0], out[1], op.eps);
-  if (call.inner > 1) {
-    PlaneNormCall planes = planes_of(call);
-    const Tensor sums = room_for_sums(planes, x.device());
-    launch_plane_statistics(planes);
-  } else {
-    const Tensor sums = room_for_sums(call, x.device());
-    launch_channel_statistics(call);
-  }
-  launch_channel_factors(call, out[2].raw(), out[3].raw());
-  check_launch(op.name);
-}
-
 void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
   const bool last = is_channels_last(in[1]);
   const Tensor gy = last ? channels_last(in[0]) : contiguous(in[0]), x = last ? in[1] : contiguous(in[1]),
@@ -124,7 +107,6 @@ void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
 void add_batch_norm() {
   add_kernel<batch_norm>(DeviceType::cuda);
   add_kernel<batch_norm_grad>(DeviceType::cuda);
-  add_kernel<batch_norm_statistics>(DeviceType::cuda);
 }
 
 }  // namespace sherd::cuda

@@ -208,14 +208,6 @@ __global__ void __launch_bounds__(block) statistics(const Call c, std::int64_t p
   static_cast<C*>(c.variance)[channel] = static_cast<C>(variance < 0 ? 0 : variance);  // NaN stays
 }
 
-template <class T, class C = compute_t<T>>
-__global__ void __launch_bounds__(block) factors(const Call c, C* factor, C* shift) {
-  const std::int64_t channel = static_cast<std::int64_t>(blockIdx.x) * block + threadIdx.x;
-  if (channel >= c.channels) return;
-  factor[channel] = factor_of<T>(c, channel);
-  shift[channel] = at<T>(c.bias, channel, C(0));
-}
-
 template <class T, int V>
 __global__ void __launch_bounds__(block) normalise(const Call c, const Deal d) {
   using C = compute_t<T>;
@@ -329,14 +321,6 @@ void launch_channel_statistics(const Call& c) {
     const Deal s = deal_of(c, summed(V));
     sums_of_pieces<T, summed(V), false><<<grid_of(s), block, 0, c.stream>>>(c, nullptr, s);
     statistics<T><<<joining_grid_of(c), block, 0, c.stream>>>(c, s.pieces);
-  });
-}
-
-void launch_channel_factors(const Call& c, void* factor, void* shift) {
-  for_floating(c.dtype, [&]<class T>() {
-    using C = compute_t<T>;
-    const unsigned grid = cuda::grid_of(blocks_of(c.channels, block));
-    factors<T><<<grid, block, 0, c.stream>>>(c, static_cast<C*>(factor), static_cast<C*>(shift));
   });
 }
 

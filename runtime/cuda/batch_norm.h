@@ -21,8 +21,6 @@ struct BatchNormCall {
 };
 /// Writes mean and variance (without bias correction).
 void launch_channel_statistics(const BatchNormCall& call);
-/// Writes what `Normalise` takes beside them, from mean and variance: arrays of one value a channel.
-void launch_channel_factors(const BatchNormCall& call, void* factor, void* shift);
 /// Writes y from mean and variance.
 void launch_batch_norm(const BatchNormCall& call);
 

@@ -29,7 +29,6 @@ void where_kernel(const void*, Inputs in, Outputs out) {
 
 void add_binary() {
   ops::ArithmeticOps::for_each([&]<class O>() { add_elementwise<O>(); });
-  ops::PartOps::for_each([&]<class O>() { add_elementwise<O>(); });
   kernel_row<ops::Where>().set(DeviceType::cuda, where_kernel);
 }
 

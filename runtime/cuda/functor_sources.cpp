@@ -85,7 +85,6 @@ void add_functor_sources() {
   ops::BoundRight::for_each([]<class O>() { add_with_gradients<WithScalar<O>>(); });
   ops::BoundLeft::for_each([]<class O>() { add_with_gradients<ScalarWith<O>>(); });
   add<ops::Where>();
-  ops::PartOps::for_each([]<class O>() { add<O>(); });
 }
 
 }  // namespace sherd::cuda

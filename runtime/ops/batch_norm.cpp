@@ -101,21 +101,6 @@ Tensors BatchNorm::reference(Inputs in) const {
   return {to(y, in[0].dtype()), reshape(mean, channels), reshape(variance, channels)};
 }
 
-Specs BatchNormStatistics::infer(SpecSpan in) const {
-  const Spec all[] = {in[0], in[1], in[2], Spec::none(), Spec::none()};
-  const Spec statistics = BatchNorm{true, eps}.infer(all)[1];
-  return {statistics, statistics, statistics, statistics};
-}
-
-Tensors BatchNormStatistics::reference(Inputs in) const {
-  const Tensor of[] = {in[0], in[1], in[2], {}, {}};
-  const Tensors norm = BatchNorm{true, eps}.reference(of);
-  const Tensor &mean = norm[1], &variance = norm[2];
-  Tensor factor = div(1, sqrt(add(variance, eps)));
-  if (in[1].defined()) factor = mul(factor, to(in[1], factor.dtype()));
-  return {mean, variance, factor, in[2].defined() ? to(in[2], factor.dtype()) : zeros_like(mean)};
-}
-
 Tensors BatchNormGrad::reference(Inputs in) const {
   const DType wide = in[3].dtype();
   Shape others{0}, column{in[1].shape()[1]};

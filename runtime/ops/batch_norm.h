@@ -48,21 +48,4 @@ struct BatchNormGrad {
   bool operator==(const BatchNormGrad&) const = default;
 };
 
-/// Inputs: x, weight, bias (or none). Outputs: the mean and variance that `BatchNorm` makes in training, and
-/// with which factor and shift `Normalise` makes its y of x and that mean: where a program has y made beside
-/// other ops on each element.
-struct BatchNormStatistics {
-  static constexpr std::string_view name = "batch_norm_statistics";
-  static constexpr Arity arity = 3;
-  static constexpr Mask optional = 0b110;
-  static constexpr Mask dense = 0b110;
-  static constexpr bool differentiable = false;
-  double eps = 1e-5;
-
-  Specs infer(SpecSpan in) const;
-  Tensors reference(Inputs in) const;
-  void fields(auto&& on) const { on("eps", eps); }
-  bool operator==(const BatchNormStatistics&) const = default;
-};
-
 }  // namespace sherd::ops

@@ -21,7 +21,6 @@
 #include "runtime/ops/leaky_relu.h"
 #include "runtime/ops/maximum.h"
 #include "runtime/ops/minimum.h"
-#include "runtime/ops/normalise.h"
 #include "runtime/ops/pow.h"
 #include "runtime/ops/power.h"
 #include "runtime/ops/relu.h"
@@ -44,8 +43,6 @@ using UnaryOps = OpList<Neg, Abs, Exp, Log, Log1p, Sqrt, Root, Rsqrt, Sin, Cos, 
 using ArithmeticOps = OpList<Add, Sub, Mul, Div, Pow, Maximum, Minimum, SquaredError, AbsoluteError, Huber,
                              Bce, BceWithLogits, Atan2, Remainder, FloorDivide, Swiglu>;
 using ComparisonOps = OpList<Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, LogicalAnd, LogicalOr>;
-/// What other ops do to each element, where programs have that apart from the rest of them.
-using PartOps = OpList<Normalise>;
 /// Those of an input and a target whose mean and sum over all elements are ops too.
 using SummedLosses = OpList<SquaredError, AbsoluteError, Huber, Bce, BceWithLogits>;
 /// Binary ops whose second, or first, input may be a number.

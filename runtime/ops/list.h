@@ -63,7 +63,7 @@ using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGr
 using FusedOps =
     OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad,
            LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad, RotaryTable, Rotary, BatchNorm,
-           BatchNormGrad, BatchNormStatistics, CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace,
+           BatchNormGrad, CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace,
            ScaleUnlessOne, Nll, NllGrad, LossTotal<SquaredError>, LossTotalGrad<SquaredError>,
            LossTotal<AbsoluteError>, LossTotalGrad<AbsoluteError>, LossTotal<Huber>, LossTotalGrad<Huber>,
            LossTotal<Bce>, LossTotalGrad<Bce>, LossTotal<BceWithLogits>, LossTotalGrad<BceWithLogits>,

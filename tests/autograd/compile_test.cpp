@@ -634,7 +634,7 @@ TEST_CASE("compile: a call whose backward inside goes through what its input was
       all.push_back(static_cast<float>((compiles ? compiled(in) : step(in))[0].item()));
       for (const float g : w.grad().to_vector<float>()) all.push_back(g);
     }
-    if (compiles) CHECK(compiled.stats().hits == 0);
+    if (compiles) CHECK_THAT(compiled.text(), ContainsSubstring("a backward inside may go through what"));
     return all;
   };
   CHECK(gradients(true) == gradients(false));

@@ -184,7 +184,7 @@ TEST_CASE("cuda: ops on images whose channels lie last have their bits in the ke
                     contiguous(image(5))});
     }
   CHECK(programs.kernels == programs.regions);
-  CHECK(programs.kernels == 6);
+  CHECK(programs.kernels >= 6);
   programs.check();
 }
 

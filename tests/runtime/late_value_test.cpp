@@ -60,7 +60,6 @@ Device watched() {
     const auto share = [&]<class O>() { kernel_row<O>().set(made, kernel_row<O>().on(DeviceType::cpu)); };
     ops::Primitives::for_each(share);
     ops::ArithmeticOps::for_each(share);
-    ops::PartOps::for_each(share);
     return made;
   }();
   return {type, 0};

@@ -1,7 +1,6 @@
 // Cases of indexing, and of functions that are made of other ops.
 #include "runtime/apply.h"
 #include "runtime/ops/absolute_error.h"
-#include "runtime/ops/batch_norm.h"
 #include "runtime/ops/bce.h"
 #include "runtime/ops/bce_with_logits.h"
 #include "runtime/ops/cat.h"
@@ -9,7 +8,6 @@
 #include "runtime/ops/group_norm.h"
 #include "runtime/ops/huber.h"
 #include "runtime/ops/loss_total.h"
-#include "runtime/ops/normalise.h"
 #include "runtime/ops/patches.h"
 #include "runtime/ops/pool2d.h"
 #include "runtime/ops/prod.h"
@@ -346,15 +344,6 @@ void network_cases(const Add& put) {
        .more = {{{2, 4}, {4}, {4}}, {{0, 4, 3}, {4}, {4}}}});
   put("group_norm, plain", {images}, one([](const Tensor& x) { return group_norm(x, 1); }),
       {.dtypes = floating_dtypes, .sixteen = Bits::rounded});
-  put("batch_norm, its parts", {images, {{4}, {6}}, {{4}, {6}}},
-      three([](const Tensor& x, const Tensor& w, const Tensor& b) {
-        const Tensor in[] = {x, w, b};
-        const Tensors of = apply_many(ops::BatchNormStatistics{}, in);
-        const auto along = [](const Tensor& t) { return reshape(t, {t.numel(), 1, 1}); };
-        const Tensor each[] = {to(x, of[0].dtype()), along(of[0]), along(of[2]), along(of[3])};
-        return to(apply_many(ops::Normalise{}, each)[0], x.dtype());
-      }),
-      {.dtypes = floating_dtypes, .gradients = false, .sixteen = Bits::rounded});
   const ops::Patches windows{{2, 3, 2, 1}};
   put("patches", {images}, one([windows](const Tensor& x) { return apply(windows, x); }),
       {.dtypes = floating_dtypes, .reference = reference(windows)});

@@ -12,7 +12,6 @@
 #include "runtime/exact_squares.h"
 #include "runtime/ops/list.h"
 #include "runtime/ops/listing.h"
-#include "runtime/ops/normalise.h"
 #include "runtime/ops/pool2d.h"
 #include "tests/runtime/op_cases.h"
 #include "tests/source_root.h"
@@ -196,28 +195,6 @@ TEST_CASE("ops: fused forms equal their references, and so do their gradients") 
     for (std::size_t i = 0; i < fast_grads.size(); ++i)
       CHECK(distance(fast_grads[i], slow_grads[i]) < rounding);
   });
-}
-
-TEST_CASE("ops: a batch norm is its statistics and what they do to each element") {
-  for (const DType dtype : {f64, f32, bf16, f16})
-    for (const Shape& shape : {Shape{5, 3}, Shape{4, 6, 2, 3}}) {
-      const Tensor x = numbers(shape, dtype, 1), w = numbers({shape[1]}, dtype, 2),
-                   b = numbers({shape[1]}, dtype, 3);
-      Shape channels{shape[1]};
-      for (int axis = 2; axis < shape.rank(); ++axis) channels.push_back(1);
-      for (const bool affine : {true, false}) {
-        const Tensor none, in[] = {x, affine ? w : none, affine ? b : none},
-                           whole_in[] = {x, in[1], in[2], none, none};
-        const Tensors of = apply_many(ops::BatchNormStatistics{1e-3}, in),
-                      whole = apply_many(ops::BatchNorm{true, 1e-3}, whole_in);
-        const auto along = [&](const Tensor& t) { return reshape(t, channels); };
-        const Tensor each[] = {to(x, of[0].dtype()), along(of[0]), along(of[2]), along(of[3])};
-        const double rounding = dtype == f64 ? 1e-12 : dtype == f32 ? 1e-5 : dtype == f16 ? 1e-2 : 8e-2;
-        CHECK(distance(of[0], whole[1]) < 1e-5);
-        CHECK(distance(of[1], whole[2]) < 1e-5);
-        CHECK(distance(to(apply_many(ops::Normalise{}, each)[0], dtype), whole[0]) < rounding);
-      }
-    }
 }
 
 TEST_CASE("ops: meta gives shapes only, and cpu:1 is a device of its own") {

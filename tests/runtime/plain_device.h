@@ -44,7 +44,6 @@ inline Device plain() {
     ops::Primitives::for_each(share);
     ops::UnaryOps::for_each(share);
     ops::ArithmeticOps::for_each(share);
-    ops::PartOps::for_each(share);
     ops::ComparisonOps::for_each(share);
     share.operator()<ops::Where>();
     return made;

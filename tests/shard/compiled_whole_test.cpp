@@ -5,6 +5,7 @@
 #include "autograd/recompute.h"
 #include "nn/compile.h"
 #include "nn/optimizer.h"
+#include "shard/fsdp.h"
 #include "shard/fully_shard.h"
 #include "shard/summon.h"
 #include "tests/shard/compiles.h"
@@ -498,28 +499,25 @@ TEST_CASE("one program: blocks that had ended when it throws do not end again") 
   });
 }
 
-TEST_CASE("one program: a block that is a root casts its input, and within a model it does not") {
-  on_ranks([](World& world, shard::GroupLayout layout) {
-    if (layout != shard::GroupLayout::flat) return;  // which alone tells roots from others
+TEST_CASE("one program: a block that runs alone casts its input, and within a model it does not") {
+  run_ranks(2, [](World& world) {
     for (const bool compiles : {false, true}) {
       Stack net(1);
-      shard::fully_shard(net.blocks[0], {.layout = layout,
-                                         .mixed_precision = {.param_dtype = bf16,
-                                                             .cast_forward_inputs = false,
-                                                             .cast_root_forward_inputs = true}});
+      net.of_block = [](const Residual& block, const Tensor& x) { return block(to(x, f32)); };
+      shard::FullyShardedDataParallel(
+          net, {.mesh = world.mesh(),
+                .auto_wrap = shard::wrap_classes({"Residual"}),
+                .mixed_precision = {.param_dtype = bf16, .cast_root_forward_inputs = true}});
       if (compiles) nn::compile(net.blocks[0], whole);
       const Tensor x = ones({2, 6});
       for (int i = 0; i < 3; ++i) {
-        std::as_const(net.blocks[0])(x);
-        world.group().barrier();
-      }
-      shard::fully_shard(net, {.layout = layout});
-      for (int i = 0; i < 2; ++i) {
-        expect_refused<DTypeError>([&] { net(x); }, "");
+        expect(std::as_const(net.blocks[0])(x).dtype() == bf16, "not cast");
+        expect_refused<DTypeError>([&] { net(x); }, "must have the same dtype");
         world.group().barrier();
       }
     }
   });
+  SUCCEED();
 }
 
 TEST_CASE("one program: what it reads of a group without gradients its backward does not gather") {
@@ -565,11 +563,18 @@ TEST_CASE(
     return nullptr;
   });
   on_ranks([](World& world, shard::GroupLayout layout) {
-    const auto losses = [&](Compiles who) {
+    const auto losses = [&](Compiles who, std::optional<DType> dtype) {
       manual_seed(1);
       nn::Sequential net(UsedTwice{}, UsedTwice{}, UsedTwice{});
-      for (std::size_t i = 0; i < 3; ++i) shard::fully_shard(net[i], {.layout = layout});
-      shard::fully_shard(net, {.layout = layout});
+      const shard::Options options{
+          .layout = layout,
+          .mixed_precision = {
+              .param_dtype = dtype, .output_dtype = f32, .cast_forward_inputs = dtype.has_value()}};
+      for (std::size_t i = 0; i < 3; ++i) shard::fully_shard(net[i], options);
+      shard::fully_shard(net, options);
+      std::vector<Subscription> hooks;
+      for (nn::Parameter p : net.parameters())
+        hooks.push_back(register_hook(p.tensor(), [](const Tensor& g) { return mul(g, 2); }));
       if (compiles_here(who, world)) nn::compile(net, whole);
       nn::Adam optimizer(net.parameters(), {.lr = 0.02});
       std::vector<double> all;
@@ -582,7 +587,9 @@ TEST_CASE(
       }
       return all;
     };
-    const std::vector<double> eager = losses(Compiles::nobody);
-    for (const Compiles who : somebody) expect(losses(who) == eager, "other losses");
+    for (const std::optional<DType> dtype : {std::optional<DType>(), std::optional(bf16)}) {
+      const std::vector<double> eager = losses(Compiles::nobody, dtype);
+      for (const Compiles who : somebody) expect(losses(who, dtype) == eager, "other losses");
+    }
   });
 }
