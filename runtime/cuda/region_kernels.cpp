@@ -83,13 +83,15 @@ class RegionKernels {
       waiting_.pop_front();
       lock.unlock();
       bool compiled = false, failed = false;
+      std::string why;
       try {
         make(task, compiled);
       } catch (const std::exception& error) {
         failed = true;
-        write_log(LogLevel::warning, "a fused region runs op by op: {}", error.what());
+        why = error.what();
       }
       lock.lock();
+      if (failed && !ending_) write_log(LogLevel::warning, "a fused region runs op by op: {}", why);
       compiled_ += compiled ? 1 : 0;
       failed_ += failed ? 1 : 0;
       task.kernel->over_ = true;
@@ -116,6 +118,11 @@ class RegionKernels {
     cudaKernel_t kernel = nullptr;
     if (cudaLibraryLoadData(&library, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0) != cudaSuccess ||
         cudaLibraryGetKernel(&kernel, library, "region") != cudaSuccess) {
+      cudaGetLastError();
+      return false;
+    }
+    cudaFuncAttributes loaded{};  // now, and not when it first runs, which may be in a recording
+    if (cudaFuncGetAttributes(&loaded, reinterpret_cast<const void*>(kernel)) != cudaSuccess) {
       cudaGetLastError();
       return false;
     }

@@ -4,6 +4,7 @@
 #include "autograd/capture/passes/fuse.h"
 #include "autograd/compile.h"
 #include "runtime/apply.h"
+#include "runtime/cuda/kernels.h"
 #include "runtime/cuda/nvrtc.h"
 #include "runtime/cuda/region_kernels.h"
 #include "runtime/cuda/region_source.h"
@@ -58,6 +59,77 @@ class Programs {
 };
 
 }  // namespace
+
+TEST_CASE("kernels of regions: NVRTC takes the source of every elementwise op and gradient, without a GPU") {
+  if (skip_if(!cuda::has_nvrtc(), "NVRTC is not installed")) return;
+  cuda::add_kernels();
+  const NoGrad guard;
+  std::size_t compiled = 0, members = 0;
+  const auto compile_all = [&](const Step& step, const std::vector<Tensor>& in) {
+    const Program::Impl program = fused(step, in);
+    for (const Program::Impl::Step& s : program.steps) {
+      const ops::Region* const region = ops::region_of(*s.op);
+      if (region == nullptr) continue;
+      const auto source = cuda::region_source(*region);
+      INFO(region->text());
+      REQUIRE(source.has_value());
+      CHECK_NOTHROW(cuda::compile_source(cuda::region_headers() + source->text, "sm_90a"));
+      ++compiled;
+      members += region->members.size();
+    }
+  };
+  const std::vector<ElementwiseListing> all = elementwise_listing();
+  for (const DType dtype : {f32, bf16, i64}) {
+    const auto results = [&](std::span<const Tensor> x, bool gradients) {
+      std::vector<Tensor> results;
+      for (const ElementwiseListing& listing : all) {
+        if (!listing.dtypes.contains(dtype) || listing.arity > 2 ||
+            (gradients && !listing.op->differentiable()))
+          continue;
+        std::vector<Tensor> in;
+        for (int k = 0; k < listing.arity; ++k) {
+          in.push_back(mul(x[static_cast<std::size_t>(k)], 1));
+          if (gradients) in.back().requires_grad_();
+        }
+        const GradMode recorded(gradients);
+        const Tensor y = apply(*listing.op, Inputs(in.data(), in.size()))[0];
+        if (!gradients) {
+          results.push_back(y);
+          continue;
+        }
+        for (const Tensor& g : grad(y, std::span<const Tensor>(in), x[0])) results.push_back(mul(g, 2));
+      }
+      return results;
+    };
+    const std::vector<Tensor> in{numbers({21, 64}, dtype, 1, 1.3, 1.9),
+                                 numbers({21, 64}, dtype, 2, 1.3, 1.9)};
+    compile_all([&](std::span<const Tensor> x) { return results(x, false); }, in);
+    if (is_floating(dtype)) compile_all([&](std::span<const Tensor> x) { return results(x, true); }, in);
+  }
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    const RandomRows step(seed);
+    compile_all(step, step.inputs(0));
+  }
+  INFO(compiled << " regions of " << members << " members");
+  CHECK(members > 400);
+}
+
+TEST_CASE("cuda: a captured step with regions has the step's bits, as one graph") {
+  if (cannot()) return;
+  const Step step = [](std::span<const Tensor> in) {
+    const Tensor x = tanh(mul(add(in[0], in[1]), 0.5));
+    return std::vector<Tensor>{mul(x, rsqrt(add(mean(square(x), {-1}, Keep::dims), 1e-5))), silu(x)};
+  };
+  const NoGrad guard;
+  const std::vector<Tensor> in{on_gpu(numbers({40, 192}, f32, 1)), on_gpu(numbers({192}, f32, 2))};
+  Program program = capture(step, in, Executor::fused);
+  CHECK(program.size() < 4);
+  for (int times = 0; times < 3; ++times) {
+    const std::vector<Tensor> got = program.replay(in), expected = step(in);
+    for (std::size_t i = 0; i < got.size(); ++i) CHECK(same_bits(got[i], expected[i]));
+  }
+  CHECK(program.is_device_graph());
+}
 
 TEST_CASE("cuda: every elementwise op has its bits in the kernel of a region, on any dtype and layout") {
   if (cannot()) return;
