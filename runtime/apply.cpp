@@ -128,7 +128,7 @@ void run_inside(const AnyOp& op, Inputs in, Outputs out, Context& context) {
 
 Tensors apply(const AnyOp& op, Inputs in) {
   Context& context = Context::current();
-  const Pinned pinned(op.is_view() ? Inputs() : in);  // who reads a view asks for its memory
+  const Pinned pinned(in);
   const bool heard = !context.inside_op();
   Tensors out;
   // Devices before shapes: a tensor on the wrong device is the likelier mistake.

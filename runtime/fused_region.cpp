@@ -79,7 +79,7 @@ std::vector<RowPart> row_parts(const AnyOp& op, std::span<const Shape> in) {
 }
 
 std::optional<RowPart> row_part(const RowSpace& space, const Layout& layout, std::int64_t columns) {
-  if (layout.shape != space.shape || layout.offset < 0) return {};
+  if (layout.shape != space.shape || layout.offset < 0 || layout.shape.empty()) return {};
   const int rank = layout.shape.rank();
   std::int64_t step = columns;
   for (int d = rank - 2; d >= 0; --d) {

@@ -114,8 +114,8 @@ TEST_CASE("every name in a message is declared somewhere") {
       Source source = read(text_of(entry.path()));
       known.merge(source.names);
       for (const std::string& literal : source.literals)
-        if (literal.find("%0") != std::string::npos)
-          continue;  // assembly
+        if (literal.find("%0") != std::string::npos || literal.find("__device__") != std::string::npos)
+          continue;  // assembly, or source that is compiled when the program runs
         else if (literal.find(' ') != std::string::npos)
           sentences.emplace_back(entry.path().string(), literal);
         else

@@ -68,8 +68,6 @@ class Planning {
   /// An input as it lies in this call.
   std::uint32_t place_of_input(std::uint32_t input, const Layout& layout, const Shape& shape) {
     const Lies how = ops::lies_over(space_, layout, shape).value();
-    const auto [known, is_new] = inputs_.try_emplace({input, how, columns_of(how)}, 0);
-    if (!is_new) return known->second;
     TilePlace place{how, columns_, 0, input};
     if (how == Lies::apart) {
       const int extra = shape.rank() - layout.shape.rank();
@@ -83,6 +81,8 @@ class Planning {
           place.rows.emplace_back(shape[d], step);
       }
     }
+    const auto [known, is_new] = inputs_.try_emplace({input, how, columns_of(how), place.rows}, 0);
+    if (!is_new) return known->second;
     return known->second = add_place(std::move(place), dtypes_[input]);
   }
   std::uint32_t place_of(const Region::Operand& operand, const Shape& shape) {
@@ -372,7 +372,9 @@ class Planning {
   std::vector<DType> dtypes_;                         // of values
   std::vector<std::optional<std::uint32_t>> values_;  // places
   std::vector<DType> place_dtypes_;
-  std::map<std::tuple<std::uint32_t, Lies, std::int64_t>, std::uint32_t> inputs_;  // of so many columns
+  std::map<std::tuple<std::uint32_t, Lies, std::int64_t, std::vector<std::pair<std::int64_t, std::int64_t>>>,
+           std::uint32_t>
+      inputs_;  // of so many columns, and rows that lie so
   std::map<std::tuple<std::uint32_t, Derived, std::int64_t>, std::uint32_t> derived_;
 };
 

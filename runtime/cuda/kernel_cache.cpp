@@ -36,7 +36,17 @@ std::optional<std::string> code_in(std::string_view file, const std::string& ide
   return std::string(text.substr(before.size()));
 }
 
+constexpr std::string_view suffix = ".kernel";
+bool is_name(std::string_view name) {
+  return name.size() == checksum_digits + suffix.size() && name.ends_with(suffix) &&
+         name.find_first_not_of("0123456789abcdef") == checksum_digits;
+}
+
 }  // namespace
+
+/// Without a slash at its end, behind which its parent would be itself.
+KernelCache::KernelCache(const std::filesystem::path& folder, FileSystem& files)
+    : folder_(folder.has_filename() ? folder : folder.parent_path()), files_(files) {}
 
 std::filesystem::path KernelCache::usual_folder() {
   const auto variable = [](const char* name) {
@@ -53,7 +63,7 @@ std::filesystem::path KernelCache::usual_folder() {
 }
 
 std::filesystem::path KernelCache::path_of(const std::string& identity) const {
-  return folder_ / (checksum(identity) + ".kernel");
+  return folder_ / (checksum(identity) + std::string(suffix));
 }
 
 /// A folder that others may write holds code of theirs.
@@ -86,6 +96,7 @@ void KernelCache::keep(const std::string& identity, const std::string& code) con
 } catch (const std::exception&) {  // the kernel runs all the same
 }
 
+/// What else lies in the folder is not ours to remove.
 void KernelCache::sweep() const {
   struct Kept {
     std::filesystem::file_time_type used;
@@ -93,13 +104,19 @@ void KernelCache::sweep() const {
     bool operator<(const Kept& other) const { return used < other.used; }
   };
   std::vector<Kept> all;
-  std::error_code gone;  // another process sweeps too
-  for (const std::string& name : files_.list(folder_))
-    all.push_back({std::filesystem::last_write_time(folder_ / name, gone), folder_ / name});
+  for (const std::string& name : files_.list(folder_)) {
+    if (!is_name(name)) continue;
+    std::error_code gone;  // another process sweeps too
+    const auto used = std::filesystem::last_write_time(folder_ / name, gone);
+    if (!gone) all.push_back({used, folder_ / name});
+  }
   if (all.size() <= most_files) return;
-  std::ranges::nth_element(all, all.begin() + most_files / 2, std::less<>{});
-  for (auto its = all.begin(); its != all.end() - most_files / 2; ++its)
+  const auto first_to_stay = all.end() - most_files / 2;
+  std::ranges::nth_element(all, first_to_stay, std::less<>{});
+  for (auto its = all.begin(); its != first_to_stay; ++its) {
+    std::error_code gone;
     std::filesystem::remove(its->path, gone);
+  }
 }
 
 }  // namespace sherd::cuda

@@ -15,8 +15,7 @@ class KernelCache {
  public:
   static constexpr std::size_t most_files = 4096;
   /// An empty path: nothing is kept.
-  explicit KernelCache(std::filesystem::path folder, FileSystem& files = posix_file_system())
-      : folder_(std::move(folder)), files_(files) {}
+  explicit KernelCache(const std::filesystem::path& folder, FileSystem& files = posix_file_system());
   /// SHERD_KERNEL_CACHE names the folder, or is `off`; else `sherd/kernels` in XDG_CACHE_HOME or ~/.cache.
   static std::filesystem::path usual_folder();
 

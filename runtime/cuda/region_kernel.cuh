@@ -16,11 +16,12 @@ constexpr F functor(Bytes... bytes) {
   }
 }
 
-/// The functor's value as an op of its own computes it, of elements of `T`s: with the same numbers in special
-/// forms (`Pow::for_number`), rounded once.
+/// The functor's value as an op of its own computes it, of elements of `T`s: floats with the same numbers in
+/// special forms (`Pow::for_number`), rounded once.
 template <class To, class F, class... T>
 __device__ To call(const F& f, T... x) {
-  if constexpr (requires { f.for_number([](const auto&) {}); }) {
+  if constexpr ((std::is_same_v<compute_t<T>, float> && ...) &&
+                requires { f.for_number([](const auto&) {}); }) {
     To y{};
     if (f.for_number([&](const auto& special) { y = narrow<To>(special(widen(x)...)); })) return y;
   }
@@ -44,8 +45,9 @@ __device__ To cast(From x) {
     return static_cast<To>(widen(x));
 }
 
+/// Tensors begin at 16 bytes, so wider ones are several loads.
 template <class T, int N>
-struct alignas(sizeof(T) * N) Pack {
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
   T at[N];
 };
 

@@ -1,12 +1,17 @@
 #include "runtime/cuda/region_kernels.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "runtime/cuda/check.h"
@@ -30,17 +35,25 @@ std::string architecture_of(int device) {
 /// All of the process, and the threads that compile them.
 class RegionKernels {
  public:
+  /// Never destroyed: a process that was forked off has no threads to wait for.
   static RegionKernels& of_process() {
-    static RegionKernels all;
+    static RegionKernels& all = *std::make_unique<RegionKernels>().release();
     return all;
   }
-  ~RegionKernels() {
+  RegionKernels() {
+    std::atexit([] { of_process().end(); });
+  }
+  /// Before the process ends what is being made is waited for, and nothing else begun.
+  void end() {
+    if (::getpid() != process_) return;
+    std::vector<std::thread> threads;
     {
       const std::scoped_lock lock(mutex_);
       ending_ = true;
-      waiting_.clear();
+      threads = std::move(threads_);
     }
     changed_.notify_all();
+    for (std::thread& thread : threads) thread.join();
   }
 
   std::shared_ptr<const RegionKernel> get(const std::string& text, int device) {
@@ -50,7 +63,7 @@ class RegionKernels {
     if (kernel) return kernel;
     kernel = std::make_shared<RegionKernel>();
     waiting_.push_back({kernel, text, architecture, device});
-    if (idle_ < waiting_.size() && threads_.size() < most_threads_) threads_.emplace_back([this] { work(); });
+    if (idle_ < waiting_.size() && threads_.size() < most_threads_) begin_thread();
     changed_.notify_one();
     return kernel;
   }
@@ -71,6 +84,21 @@ class RegionKernels {
     std::string text, architecture;
     int device;
   };
+
+  /// Where the system gives none, those that are there do the work; without any it is not done.
+  void begin_thread() {
+    try {
+      threads_.emplace_back([this] { work(); });
+    } catch (const std::system_error& error) {
+      if (!threads_.empty()) return;
+      for (const Task& task : std::exchange(waiting_, {})) {
+        ++failed_;
+        task.kernel->over_ = true;
+        task.kernel->over_.notify_all();
+      }
+      write_log(LogLevel::warning, "fused regions run op by op: no thread to compile them: {}", error.what());
+    }
+  }
 
   void work() {
     std::unique_lock lock(mutex_);
@@ -137,7 +165,8 @@ class RegionKernels {
   std::deque<Task> waiting_;
   std::size_t idle_ = 0, compiled_ = 0, failed_ = 0;
   bool ending_ = false;
-  std::vector<std::jthread> threads_;  // they end before all else goes
+  std::vector<std::thread> threads_;
+  const pid_t process_ = ::getpid();
 };
 
 std::shared_ptr<const RegionKernel> region_kernel(const std::string& text, int device) {

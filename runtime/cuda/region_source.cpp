@@ -20,7 +20,9 @@ using ops::RowPart;
 using ops::RowSpace;
 
 constexpr std::int64_t threads = 256, warp = 32;
-constexpr std::int64_t largest_unit = 64;       // blocks, whose number would hardly be another
+constexpr std::int64_t largest_unit = 64;  // blocks, whose number would hardly be another
+// Values at other columns are lines of their own, twice as many with every part that is made of parts.
+constexpr std::size_t most_lines = 400;
 constexpr std::int64_t longest_of_warp = 1024;  // columns; a block takes longer rows
 // Of the library's sums of rows (fold.cuh), whose tree is told here once more.
 constexpr std::int64_t piece_length = 4096, run_length = 32, rows_without_pieces = 1 << 16, most_pieces = 4;
@@ -129,7 +131,9 @@ class Writing {
     for (const Region::Operand& operand : member.in)
       if (operand.value >= inputs_) {
         const Info& maker = infos_[operand.value - inputs_];
-        reads_across_ = reads_across_ || (maker.over == Lies::full && !shows_all(operand, maker));
+        const bool is_part = maker.over == Lies::full && !shows_all(operand, maker);
+        if (is_part && info.over == Lies::row) return false;  // an element of a row that a loop makes
+        reads_across_ = reads_across_ || is_part;
       }
     if (member.writes()) writers_[member.in[0].value].push_back(infos_.size() - 1);
     return true;
@@ -276,6 +280,9 @@ class Writing {
     if (const auto known = loop.names.find(key); known != loop.names.end()) return known->second;
     const std::string name = fmt::format("v{}_{}", m, counter_++);
     const std::string_view type = type_of(region_.members[m].result.dtype);
+    lines_ += 1 + infos_[m].parts.size();
+    if (lines_ > most_lines) possible_ = false;
+    if (!possible_) return name;
     if (infos_[m].parts.empty()) {
       const std::string value = computed(m, &loop, column);
       loop.body += fmt::format("const {} {} = {};\n", type, name, value);
@@ -378,8 +385,8 @@ class Writing {
       return d < extra || layout.shape[d - extra] == 1 ? 0 : layout.strides[d - extra];
     };
     const int last = shape.rank() - 1;
-    Apart at{fmt::format("o{}_{}", i, last >= 0 ? shape[last] : 1), last >= 0 ? step_of(last) : 0, true};
-    std::string text = fmt::format("Index {} = 0;\n{{ Index rest = row;\n", at.offset);
+    Apart at{{}, last >= 0 ? step_of(last) : 0, true};
+    std::string text;
     // Dimensions that lie one behind another are one.
     for (int d = last - 1; d >= 0;) {
       std::int64_t size = shape[d];
@@ -387,11 +394,17 @@ class Writing {
       int next = d - 1;
       for (; next >= 0 && step_of(next) == step * size; --next) size *= shape[next];
       at.in_packs = at.in_packs && step % pack == 0;
-      text += next < 0 ? fmt::format("{} += rest * {};\n", at.offset, step)
-                       : fmt::format("{} += rest % {} * {}; rest /= {};\n", at.offset, size, step, size);
+      text += next < 0 ? fmt::format("at += rest * {};\n", step)
+                       : fmt::format("at += rest % {} * {}; rest /= {};\n", size, step, size);
       d = next;
     }
-    if (loaded_.insert(at.offset).second) rows_ += text + "}\n";
+    const auto [known, is_new] = offsets_.try_emplace({i, text}, "");
+    if (is_new) {
+      known->second = fmt::format("o{}_{}", i, offsets_.size());
+      rows_ +=
+          fmt::format("Index {0};\n{{\nIndex at = 0, rest = row;\n{1}{0} = at;\n}}\n", known->second, text);
+    }
+    at.offset = known->second;
     return at;
   }
 
@@ -469,8 +482,10 @@ class Writing {
   RegionSource write_flat() {
     const std::string head = head_, rows = rows_;
     const auto loaded = loaded_;
+    const auto offsets = offsets_;
     const auto write = [&](std::int64_t size, bool hoists) {
-      head_ = head, rows_ = rows, loaded_ = loaded, hoists_ = hoists;
+      head_ = head, rows_ = rows, loaded_ = loaded, offsets_ = offsets, hoists_ = hoists;
+      lines_ = 0;
       before_ = behind_ = hoisted_ = {};
       return storing(columns_, size, before_, behind_);
     };
@@ -559,10 +574,13 @@ class Writing {
   std::set<std::size_t> needed_;  // members
   std::set<std::string> loaded_;  // names outside loops
   std::string head_, rows_;       // before all rows; of a row
+  std::map<std::pair<std::size_t, std::string>, std::string>
+      offsets_;  // of an input's rows, by how they are found
   bool hoists_ = false;
   std::string hoisted_;          // before the loop of a thread that stays at its columns
   std::string before_, behind_;  // a loop over elements: the packs of results
   int counter_ = 0;
+  std::size_t lines_ = 0;
 };
 
 }  // namespace

@@ -281,6 +281,13 @@ TEST_CASE("fuse: of two views of one memory neither is written in a region that 
   for (const Step& step : steps) check_bits(step, {numbers({70, 70}, f32, 1), numbers({70, 70}, f32, 2)});
 }
 
+TEST_CASE("fuse: parts of what members make, and what lies in several ways, have their bits") {
+  for (const NamedStep& named : steps_of_parts()) {
+    INFO(named.name);
+    check_bits(named.step, named.in);
+  }
+}
+
 TEST_CASE("fuse: every op has its bits between members of regions, and so have its gradients") {
   std::size_t programs = 0, members = 0;
   for_each_case_and_dtype([&](const Case& c, DType dtype) {

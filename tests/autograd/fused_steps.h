@@ -54,6 +54,53 @@ inline void check_bits(const Step& step, const std::vector<Tensor>& in) {
   check_bits(step, in, program);
 }
 
+/// Steps that read parts of what members make, and what lies in one memory in several ways.
+struct NamedStep {
+  const char* name;
+  Step step;
+  std::vector<Tensor> in;
+};
+inline std::vector<NamedStep> steps_of_parts() {
+  const auto one = [](const Tensor& t) { return std::vector<Tensor>{t}; };
+  return {{"an element of the only row, beside it",
+           [=](std::span<const Tensor> in) {
+             const Tensor y = mul(in[0], 2.0);
+             return one(add(y, tanh(narrow(y, 1, 3, 1))));
+           },
+           {numbers({1, 8}, f32, 1)}},
+          {"an element as a number",
+           [=](std::span<const Tensor> in) {
+             const Tensor y = mul(in[0], 2.0);
+             return one(add(y, tanh(select(y, 0, 3))));
+           },
+           {numbers({8}, f32, 1)}},
+          {"rows of one length and of several shapes beside one input",
+           [=](std::span<const Tensor> in) {
+             const Tensor s = mul(in[0], 2.0), h = tanh(narrow(s, 1, 0, 5)), a = transpose(in[1], 2, 3);
+             return std::vector<Tensor>{s, add(reshape(h, {1, 2, 2, 6, 5}), a),
+                                        add(reshape(h, {2, 2, 1, 6, 5}), a)};
+           },
+           {numbers({24, 8}, f32, 1), numbers({2, 1, 5, 6}, f32, 2)}},
+          {"neighbours of neighbours",
+           [=](std::span<const Tensor> in) {
+             Tensor y = mul(in[0], 0.5);
+             for (int i = 0; i < 14; ++i) {
+               const std::int64_t columns = y.shape().back() - 1;
+               y = add(narrow(y, -1, 0, columns), narrow(y, -1, 1, columns));
+             }
+             return one(y);
+           },
+           {numbers({3, 40}, f32, 1)}},
+          {"turns of turns",
+           [=](std::span<const Tensor> in) {
+             Tensor y = mul(in[0], 2.0);
+             for (int i = 0; i < 12; ++i)
+               y = add(mul(y, in[1]), cat({neg(narrow(y, -1, 4, 4)), narrow(y, -1, 0, 4)}, -1));
+             return one(y);
+           },
+           {numbers({3, 8}, f32, 1), numbers({8}, f32, 2, -0.5, 0.5)}}};
+}
+
 /// Steps over one space, with values for each row, each column and all, that are cast, summed, written and
 /// seen through views.
 class RandomRows {

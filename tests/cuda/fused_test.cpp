@@ -110,6 +110,15 @@ TEST_CASE("kernels of regions: NVRTC takes the source of every elementwise op an
     const RandomRows step(seed);
     compile_all(step, step.inputs(0));
   }
+  std::size_t without = 0;  // whose text would be too long, or is not to be had
+  for (const NamedStep& named : steps_of_parts())
+    for (const Program::Impl::Step& s : fused(named.step, named.in).steps)
+      if (const ops::Region* const region = ops::region_of(*s.op)) {
+        const auto source = cuda::region_source(*region);
+        CHECK((!source || source->text.size() < 100'000));
+        without += source ? 0 : 1;
+      }
+  CHECK(without >= 2);
   INFO(compiled << " regions of " << members << " members");
   CHECK(members > 400);
 }
@@ -257,6 +266,13 @@ TEST_CASE("cuda: ops on images whose channels lie last have their bits in the ke
     }
   CHECK(programs.kernels == programs.regions);
   CHECK(programs.kernels >= 6);
+  programs.check();
+}
+
+TEST_CASE("cuda: parts of what members make, and what lies in several ways, have their bits") {
+  if (cannot()) return;
+  Programs programs;
+  for (const NamedStep& named : steps_of_parts()) programs.add(named.name, named.step, named.in);
   programs.check();
 }
 

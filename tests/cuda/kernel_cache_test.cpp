@@ -106,13 +106,20 @@ TEST_CASE("kernel cache: the oldest go where there are too many") {
   const KernelCache cache(here.path() / "kernels");
   cache.keep("first", "code");
   const auto first = files_in(here.path() / "kernels").at(0);
-  for (std::size_t i = 0; i < KernelCache::most_files; ++i)
-    put(here.path() / "kernels" / (std::to_string(i) + ".kernel"), "");
+  for (std::size_t i = 0; i < KernelCache::most_files; ++i) {
+    put(here.path() / "kernels" / fmt::format("{:016x}.kernel", i), "");
+    if (i % 100 == 0) put(here.path() / "kernels" / fmt::format("letter-{}", i), "");  // the user's
+  }
   std::filesystem::last_write_time(first,
                                    std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
   cache.keep("last", "code");
-  CHECK(files_in(here.path() / "kernels").size() == KernelCache::most_files / 2);
+  const std::size_t letters = (KernelCache::most_files + 99) / 100;
+  CHECK(files_in(here.path() / "kernels").size() == KernelCache::most_files / 2 + letters);
   CHECK(!cache.load("first"));
+  CHECK(cache.load("last") == "code");
+  const KernelCache with_slash(here.path() / "others" / "");
+  with_slash.keep("a", "code");
+  CHECK(KernelCache(here.path() / "others").load("a") == "code");
 }
 
 TEST_CASE("kernel cache: processes that keep and read at a time find what they kept, or nothing") {

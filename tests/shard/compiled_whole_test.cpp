@@ -534,7 +534,7 @@ TEST_CASE("one program: what it reads of a group without gradients its backward 
   });
 }
 
-TEST_CASE("one program: a view of a group is no reason to gather it before it is read") {
+TEST_CASE("one program: what it views of a group and reads later is asked for as eagerly") {
   expect_alike([](Stack& net) -> std::shared_ptr<void> {
     const auto view = std::make_shared<Tensor>();
     net.of_block = [&net, view](const Residual& block, const Tensor& x) {

@@ -385,6 +385,7 @@ class Fusing {
   void add(std::size_t i) {
     const TracedOp& traced = ops()[i];
     if (traced.op->is_view()) {
+      if (asks_owner(traced, program_.trace)) end_before(traced, growing_.end());
       const auto its =
           std::ranges::find_if(growing_, [&](const Growing& g) { return g.makes(traced.in[0].storage); });
       if (its != growing_.end()) return its->add_view(i);

@@ -33,7 +33,7 @@ void look_at_storages(Recorded& program) {
 }  // namespace
 
 bool asks_owner(const TracedOp& op, const Trace& trace) {
-  return !op.op->is_view() && std::ranges::any_of(op.in, [&](const TracedTensor& t) {
+  return std::ranges::any_of(op.in, [&](const TracedTensor& t) {
     if (t.storage == TracedTensor::none) return false;
     const Ref<Storage>& outside = trace.storages[t.storage].outside;
     return outside && is_brought(*outside);

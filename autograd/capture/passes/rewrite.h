@@ -11,8 +11,8 @@ namespace sherd {
 /// Whether two tensors of one trace are the same part of the same storage.
 bool same_value(const TracedTensor& a, const TracedTensor& b);
 
-/// Whether an op reads memory that an owner brings, of which the owner hears at that place: it may make
-/// calls.
+/// Whether an op, or a view, is of memory that an owner brings, of which the owner hears at that place: it may
+/// make calls.
 bool asks_owner(const TracedOp& op, const Trace& trace);
 
 /// `at(tensor)` for each tensor that the op is given or gives.
