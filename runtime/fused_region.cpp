@@ -116,6 +116,17 @@ void set_members(DeviceType device, IsMember is_member) {
   members()[static_cast<std::size_t>(device)].store(is_member, std::memory_order_release);
 }
 
+KnownMembers::KnownMembers(DeviceType device) : device_(device) {
+  for (const KernelRow* row : {&kernel_row<Cast>(), &kernel_row<Clone>(), &kernel_row<Sum>(),
+                               &kernel_row<Cat>(), &kernel_row<Unslice>()})
+    kernels_.emplace_back(row, row->on(device));
+}
+std::optional<bool> KnownMembers::stands(const AnyOp& op) const {
+  const KernelRow* const row = &op.kernels();
+  const auto known = std::ranges::find(kernels_, row, &std::pair<const KernelRow*, Kernel>::first);
+  return known == kernels_.end() ? std::nullopt : std::optional(row->on(device_) == known->second);
+}
+
 namespace {
 struct Efforts {
   std::mutex mutex;

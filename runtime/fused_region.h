@@ -43,6 +43,19 @@ using IsMember = bool (*)(const AnyOp& op);
 SHERD_API bool joins_regions(const AnyOp& op, DeviceType device);
 /// A back end that has a kernel for regions says so.
 SHERD_API void set_members(DeviceType device, IsMember is_member);
+/// The ops of which regions do the work by code of their own (`Cast`, `Clone`, `Sum`, `Cat`, `Unslice`), with
+/// the kernels that a device has for them when this is made: whoever puts another one in its place means that
+/// one.
+class SHERD_API KnownMembers {
+ public:
+  explicit KnownMembers(DeviceType device);
+  /// Whether it is one of them and has its kernel still; none for another op.
+  std::optional<bool> stands(const AnyOp& op) const;
+
+ private:
+  DeviceType device_;
+  std::vector<std::pair<const KernelRow*, Kernel>> kernels_;
+};
 /// What an elementwise op costs beside reading and writing: as good as nothing, or as much.
 enum class Effort : std::uint8_t { light, heavy };
 /// Of an elementwise op or a cast; none of others, and of those that nobody told of.

@@ -10,9 +10,6 @@
 #include "runtime/cpu/row_copy.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/error.h"
-#include "runtime/ops/cat.h"
-#include "runtime/ops/copy.h"
-#include "runtime/ops/slice.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {
@@ -158,34 +155,19 @@ void fused_region(const ops::FusedRegion& op, Inputs in, Outputs out) {
   });
 }
 
-/// Ops that regions do by code of their own, with the library's kernels of them: whoever has put another one
-/// in its place means that one.
-struct Known {
-  const KernelRow* row;
-  Kernel kernel;
-};
-const std::vector<Known>& known_ops() {
-  static const std::vector<Known> all = [] {
-    std::vector<Known> known;
-    for (const KernelRow* row : {&kernel_row<ops::Cast>(), &kernel_row<ops::Clone>(), &kernel_row<ops::Sum>(),
-                                 &kernel_row<ops::Cat>(), &kernel_row<ops::Unslice>()})
-      known.push_back({row, row->on(DeviceType::cpu)});
-    return known;
-  }();
+const ops::KnownMembers& known_members() {
+  static const ops::KnownMembers all(DeviceType::cpu);
   return all;
 }
 
 bool is_member(const AnyOp& op) {
-  const KernelRow* const row = &op.kernels();
-  const auto known = std::ranges::find(known_ops(), row, &Known::row);
-  if (known != known_ops().end()) return row->on(DeviceType::cpu) == known->kernel;
-  return sherd::detail::loop_of(*row) != nullptr;
+  return known_members().stands(op).value_or(sherd::detail::loop_of(op.kernels()) != nullptr);
 }
 
 }  // namespace
 
 void add_fused_region() {
-  known_ops();
+  known_members();
   add_kernel<fused_region>(DeviceType::cpu);
   ops::set_members(DeviceType::cpu, is_member);
 }

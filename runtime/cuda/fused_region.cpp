@@ -15,9 +15,6 @@
 #include "runtime/cuda/region_kernels.h"
 #include "runtime/cuda/region_source.h"
 #include "runtime/log.h"
-#include "runtime/ops/cat.h"
-#include "runtime/ops/copy.h"
-#include "runtime/ops/slice.h"
 
 namespace sherd::cuda {
 namespace {
@@ -85,19 +82,8 @@ void fused_region(const ops::FusedRegion& op, Inputs in, Outputs out) {
   launch(*plan->source, kernel, region, in, out);
 }
 
-/// As on the CPU.
-struct Known {
-  const KernelRow* row;
-  Kernel kernel;
-};
-const std::vector<Known>& known_ops() {
-  static const std::vector<Known> all = [] {
-    std::vector<Known> known;
-    for (const KernelRow* row : {&kernel_row<ops::Cast>(), &kernel_row<ops::Clone>(), &kernel_row<ops::Sum>(),
-                                 &kernel_row<ops::Cat>(), &kernel_row<ops::Unslice>()})
-      known.push_back({row, row->on(DeviceType::cuda)});
-    return known;
-  }();
+const ops::KnownMembers& known_members() {
+  static const ops::KnownMembers all(DeviceType::cuda);
   return all;
 }
 
@@ -108,16 +94,14 @@ bool is_member(const AnyOp& op) {
     return has_nvrtc();
   }();
   if (!can) return false;
-  const auto known = std::ranges::find(known_ops(), &op.kernels(), &Known::row);
-  if (known != known_ops().end()) return known->row->on(DeviceType::cuda) == known->kernel;
-  return !functor_source(op).empty();
+  return known_members().stands(op).value_or(!functor_source(op).empty());
 }
 
 }  // namespace
 
 void add_fused_region() {
   add_functor_sources();
-  known_ops();
+  known_members();
   add_kernel<fused_region>(DeviceType::cuda);
   ops::set_members(DeviceType::cuda, is_member);
 }
