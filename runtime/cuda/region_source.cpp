@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -85,7 +86,6 @@ class Writing {
   struct Source {
     bool is_input;
     std::size_t number;
-    bool operator==(const Source&) const = default;
   };
   struct Info {
     std::vector<Shape> shapes{};  // of the operands as the member sees them
@@ -512,7 +512,7 @@ class Writing {
       text += hoisted_ + "for (Index i = first; i < n; i += gridDim.x * Index(256) * V) {\n";
       text += fmt::format("[[maybe_unused]] const Index row = i / {};\n", columns_);
       text += rows_ + elements + of_rows + "}\n}\n";
-      return {std::move(text), threads, false, pack, unit};
+      return {std::move(text), 1, false, pack, unit};
     }
     text += "template <int V>\n__device__ __forceinline__ void step(const Given& given, Index i) {\n" + head_;
     if (places()) text += fmt::format("const Index row = i / {0}, column = i - row * {0};\n", columns_);
@@ -526,7 +526,7 @@ class Writing {
     if (pack > 1)
       text += fmt::format("if (const Index i = n / {0} * {0} + first; i < n) step<1>(given, i);\n", pack);
     text += "}\n";
-    return {std::move(text), threads, false, pack};
+    return {std::move(text), 1, false, pack};
   }
 
   RegionSource write_rows() {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "runtime/fused_region.h"
 
@@ -18,11 +17,10 @@ const char* region_headers();
 /// number of rows.
 struct RegionSource {
   std::string text;            ///< without `region_headers`
-  std::int64_t per_block = 1;  ///< rows that a block takes at once, or packs of elements
+  std::int64_t per_block = 1;  ///< rows that a block takes at once, where it is by rows
   bool by_rows = false;
   std::int64_t pack = 1;       ///< elements that a thread takes at once, where it is not by rows
   std::int64_t grid_unit = 1;  ///< the number of blocks is a multiple of it
-  bool operator==(const RegionSource&) const = default;
 };
 
 /// None where a region is of a shape that kernels do not come in: its members then run one by one. All
