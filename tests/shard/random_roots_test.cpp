@@ -40,6 +40,14 @@ RankMask draw_mask(Random& random) {
 /// Recorded at this place on every rank, with a history.
 Tensor marked(const Tensor& y) { return add(y, zeros({width}).requires_grad_()); }
 
+/// Trees of pieces that differ have states that do: the finaliser of SplitMix64 (Steele et al., 2014).
+std::uint64_t mixed(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
 /// Calls `act` with the value of the `left`-th piece that comes.
 struct Event {
   int left = -1;
@@ -66,9 +74,9 @@ struct Piece final : nn::Layer<Piece> {
   std::int64_t state() const {
     static thread_local std::int64_t runs = 0;
     if (event != nullptr && event->act) return ++runs;
-    std::uint64_t all = (uses_own ? 1 : 0) + (again ? 2 : 0) + (blind ? 4 : 0) + 8 * order.size();
+    std::uint64_t all = mixed((uses_own ? 1 : 0) + (again ? 2 : 0) + (blind ? 4 : 0) + 8 * order.size());
     for (const std::size_t child : order)
-      all = all * 1000003 + child * 31 + static_cast<std::uint64_t>(children[child].state());
+      all = mixed(mixed(all + child) + static_cast<std::uint64_t>(children[child].state()));
     return static_cast<std::int64_t>(all | std::uint64_t{1} << 63);  // as no number of a run is
   }
 
