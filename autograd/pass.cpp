@@ -118,6 +118,12 @@ void check_unchanged(const Node& node, const SavedTensor& saved, std::string_vie
                     saved.value.storage().version());
 }
 
+/// Whether an earlier edge of the node goes to the same leaf.
+bool met_before(const Node& node, std::size_t edge) {
+  const auto earlier = std::span(node.edges.begin(), edge);
+  return std::ranges::any_of(earlier, [&](const Edge& e) { return e.leaf == node.edges[edge].leaf; });
+}
+
 /// The pass that holds a node or leaf. Graphs on two threads may share leaves, so this is read and taken
 /// atomically; `slot` is valid for the holder only.
 template <class NodeOrLeaf>
@@ -393,17 +399,21 @@ std::vector<Tensor> BackwardPass::take_results() {
 }
 
 std::vector<Tensor> BackwardPass::partial(std::span<const Tensor> inputs, std::uint64_t since) {
-  std::vector<Edge> edges;
-  for (const Tensor& t : inputs) edges.push_back(record_of(t)->edge);
-  return partial(edges, {}, since);
+  std::vector<Asked> asked;
+  for (const Tensor& t : inputs) asked.push_back({record_of(t)->edge});
+  return partial(asked, since);
 }
 
-std::vector<Tensor> BackwardPass::partial(std::span<const Edge> edges, Inputs so_far, std::uint64_t since) {
+std::vector<Tensor> BackwardPass::partial(std::span<const Asked> asked, std::uint64_t since) {
   stopping_ = true;
   since_ = since;
   try {
-    for (const Edge& edge : edges) add_target(edge);
-    for (std::size_t i = 0; i < so_far.size(); ++i) targets_[target_of_[i]].gradient = so_far[i];
+    for (const Asked& each : asked) {
+      add_target(each.edge);
+      Target& target = targets_[target_of_.back()];
+      if (each.so_far.defined()) target.gradient = each.so_far;
+      target.in_f32 = target.in_f32 || each.in_f32;
+    }
     differentiate();
     call_back();
   } catch (...) {
@@ -430,13 +440,16 @@ Tensor* BackwardPass::sum_at(const Edge& edge, DType dtype) {
 }
 
 /// Of two in 16 bits the sum is rounded once anyway.
-bool BackwardPass::summed_in_f32(const Edge& edge, DType dtype) const {
-  return edge.leaf && !stopping_ && size_of(dtype) == 2 && leaves_[edge.leaf->slot].uses_in_16_bits > 2;
+bool BackwardPass::summed_in_f32(const Edge& edge, DType dtype) {
+  if (!edge.leaf || size_of(dtype) != 2) return false;
+  if (!stopping_) return leaves_[edge.leaf->slot].uses_in_16_bits > 2;
+  const Target* target = target_at(edge);
+  return target != nullptr && target->in_f32;
 }
 
-/// Adds what came along `edge` to `sum`, which `sum_at` gave for it.
-void BackwardPass::add(const Edge& edge, Tensor& sum, Tensor gradient) {
-  if (sum.defined() && summed_in_f32(edge, gradient.dtype())) {
+/// Adds what came along `edge`, of a value in `dtype`, to `sum`, which `sum_at` gave for it.
+void BackwardPass::add(const Edge& edge, DType dtype, Tensor& sum, Tensor gradient) {
+  if (sum.defined() && summed_in_f32(edge, dtype)) {
     sum = to(sum, DType::f32);
     gradient = to(gradient, DType::f32);
   }
@@ -459,7 +472,8 @@ void BackwardPass::walk() {
   const GradMode mode(options_.create_graph);
   for (auto& [edge, gradient] : seeds_) {
     Tensor given = std::move(gradient);
-    if (Tensor* sum = sum_at(edge, given.dtype())) add(edge, *sum, std::move(given));
+    const DType dtype = given.dtype();
+    if (Tensor* sum = sum_at(edge, dtype)) add(edge, dtype, *sum, std::move(given));
   }
   for (auto& [edge, gradient] : seeds_) settle(edge);
   for (Place& place : places_) look_beside(place);
@@ -548,8 +562,9 @@ Tensors BackwardPass::sums_so_far(const Place& place) {
     if (!has(place.peephole->adds_gradients, i)) continue;
     const DType dtype = node.specs[i].dtype;
     const Tensor* sum = sum_at(node.edges[i], dtype);
-    if (sum == nullptr || !sum->defined() || sum->dtype() != dtype) continue;
-    if (summed_in_f32(node.edges[i], dtype)) continue;
+    if (sum == nullptr || !sum->defined()) continue;
+    const bool in_f32 = summed_in_f32(node.edges[i], dtype);
+    if (in_f32 ? !place.peephole->of_several || met_before(node, i) : sum->dtype() != dtype) continue;
     sums.resize(node.edges.size());
     sums[i] = *sum;
   }
@@ -623,9 +638,13 @@ Tensors BackwardPass::gradients_of(Place& place, Inputs so_far, Tensor* sums) {
 /// `whole`: the gradient includes what was there before. `sums`: of the gradient, or empty.
 void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input, bool whole,
                            Tensor sums) {
-  Tensor* sum = sum_at(edge, gradient.dtype());
+  const Spec& spec = from.specs[input];
+  Tensor* sum = sum_at(edge, spec.dtype);
   if (sum == nullptr) return;
-  if (!fits(gradient, from.specs[input]))
+  const Peephole* peephole = from.op->peephole();
+  const bool wider = peephole != nullptr && peephole->of_several && gradient.dtype() == DType::f32 &&
+                     summed_in_f32(edge, spec.dtype);
+  if (!fits(gradient, wider ? Spec{spec.shape, DType::f32, spec.device} : spec))
     refuse(fmt::format("backward of {}", from.op->name()), fmt::format("gradient of input {}", input),
            gradient, "the input", from.specs[input]);
   const bool alone = whole || !sum->defined();
@@ -634,7 +653,7 @@ void BackwardPass::deliver(const Edge& edge, Tensor gradient, const Node& from, 
   if (whole)
     *sum = std::move(gradient);
   else
-    add(edge, *sum, std::move(gradient));
+    add(edge, spec.dtype, *sum, std::move(gradient));
 }
 
 /// Counts an edge into a leaf that has delivered or never will; after the last one the sum is complete.

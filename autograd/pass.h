@@ -63,9 +63,14 @@ class BackwardPass {
   /// As `grad`, but only through nodes with sequence numbers from `since` on; older ones count as constants.
   /// For gradient rules that differentiate the ops they have just applied.
   std::vector<Tensor> partial(std::span<const Tensor> inputs, std::uint64_t since);
-  /// The same for what came along `edges`, each beside what came from elsewhere `so_far` (empty handles, or
-  /// none at all): the results are the sums.
-  std::vector<Tensor> partial(std::span<const Edge> edges, Inputs so_far, std::uint64_t since);
+  /// What is asked for at an edge: the sum of what came from elsewhere `so_far` (or an empty handle) and of
+  /// what comes along it, which of several in 16 bits is kept in f32 where the pass around it keeps it so.
+  struct Asked {
+    Edge edge;
+    Tensor so_far{};
+    bool in_f32 = false;
+  };
+  std::vector<Tensor> partial(std::span<const Asked> asked, std::uint64_t since);
   void queue(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
   /// `passing` is told the place of the first node that was recorded before `below`, ahead of its hooks and
   /// its rule, and says before which place it is to be told next; 0: no more. Hooks of leaves without a sink
@@ -117,7 +122,8 @@ class BackwardPass {
   /// An input of `grad` or `partial`, and what arrived there.
   struct Target {
     Edge edge;
-    Tensor gradient;
+    Tensor gradient{};
+    bool in_f32 = false;
   };
 
   void differentiate();
@@ -133,8 +139,8 @@ class BackwardPass {
   bool takes_sums(const Edge& edge);
   Tensors gradients_of(Place& place, Inputs so_far, Tensor* sums);
   Tensor* sum_at(const Edge& edge, DType dtype);
-  bool summed_in_f32(const Edge& edge, DType dtype) const;
-  void add(const Edge& edge, Tensor& sum, Tensor gradient);
+  bool summed_in_f32(const Edge& edge, DType dtype);
+  void add(const Edge& edge, DType dtype, Tensor& sum, Tensor gradient);
   Tensor whole(LeafPlace& place);
   void deliver(const Edge& edge, Tensor gradient, const Node& from, std::size_t input, bool whole,
                Tensor sums);

@@ -275,7 +275,9 @@ std::uint32_t region_index(const StorageOwner& owner, const Storage& storage) {
   return dynamic_cast<const RunAgain&>(owner).index_of(storage);
 }
 
-std::shared_ptr<StorageOwner> make_region(Trace trace) { return std::make_shared<RunAgain>(std::move(trace)); }
+std::shared_ptr<StorageOwner> make_region(Trace trace) {
+  return std::make_shared<RunAgain>(std::move(trace));
+}
 
 Ref<Storage> released_by(const std::shared_ptr<StorageOwner>& region, std::uint32_t index) {
   auto& holder = dynamic_cast<RunAgain&>(*region);

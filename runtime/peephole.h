@@ -30,8 +30,8 @@ struct PeepholeArgs {
   Tensor gy_sums{};
   /// Where the same sums of the gradient may go; null where nobody takes them.
   Tensor* gx_sums = nullptr;
-  /// Bit i % 64 of word i / 64: what comes to input i, a leaf's, is summed in f32 and rounded at the end. A
-  /// rule that stands for several then gives what each of them would by an edge of its own.
+  /// Bit i % 64 of word i / 64: what comes to input i, a leaf's, is summed in f32 and rounded at the end, by
+  /// the pass. A rule that stands for several sums so what they give it, `so_far` first, and may return f32.
   std::span<const std::uint64_t> in_f32{};
   bool is_in_f32(std::size_t i) const {
     return i / 64 < in_f32.size() && ((in_f32[i / 64] >> (i % 64)) & 1) != 0;

@@ -224,9 +224,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::vector<std::string> marks_;  // their names
   static constexpr std::size_t none = ~std::size_t{0};
   std::vector<std::size_t>
-      leave_at_;  // by edge: the mark at which a backward has its gradient whole, or none
-  std::vector<std::size_t> leave_whole_at_;          // by target: the same of what comes along all its edges
-  FrameCall* running_ = nullptr;                     // the call whose forward is under way
+      leave_at_;                  // by target: the mark at which a backward has its gradient whole, or none
+  FrameCall* running_ = nullptr;  // the call whose forward is under way
   std::vector<const std::function<void()>*> begun_;  // in it: how to undo what has not ended
   Walk* walk_ = nullptr;                             // the innermost that is under way
   RandomKey begin_{}, end_{};

@@ -91,15 +91,8 @@ std::vector<Ref<Node>> Frame::nodes_of(const FrameCall& call, const EdgeOf& edge
 Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args, Tracer* tracer) {
   Tape& tape = Context::current().slot<Tape>();
   const std::uint64_t since = tape.sequence_behind(call.edges);
-  // Of a leaf whose gradient the pass sums in f32, each use goes to a leaf of its own.
-  std::vector<Ref<Leaf>> uses(edges_.size());
-  for (std::size_t i = 0; i < edges_.size(); ++i)
-    if (args.beside.is_in_f32(i)) uses[i] = make_ref<Leaf>(targets_[edges_[i]].spec);
   const std::vector<Ref<Node>> nodes = nodes_of(
-      call,
-      [&](const Way& way) {
-        return uses[way.output] ? Edge{{}, 0, uses[way.output]} : call.edges[way.index];
-      },
+      call, [&](const Way& way) { return call.edges[way.index]; },
       [&](std::size_t, const Node& node) {
         return tape.sequence_behind({node.edges.begin(), node.edges.end()});
       });
@@ -107,17 +100,16 @@ Tensors Frame::differentiate(const FrameCall& call, const GradArgs& args, Tracer
   for (std::size_t i = 0; i < args.gy.size(); ++i)
     if (args.gy[i].defined())
       pass.seed({nodes[result_ways_[i].index], result_ways_[i].output, {}}, args.gy[i]);
-  std::vector<Edge> wanted;
-  Tensors so_far;
+  std::vector<BackwardPass::Asked> asked;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < edges_.size(); ++i) {
-    if (!args.need(i) || (!uses[i] && i != targets_[edges_[i]].edge)) continue;
-    wanted.push_back(uses[i] ? Edge{{}, 0, uses[i]} : call.edges[edges_[i]]);
-    so_far.push_back(i < args.beside.so_far.size() ? args.beside.so_far[i] : Tensor{});
+    if (!args.need(i) || i != targets_[edges_[i]].edge) continue;
+    asked.push_back({call.edges[edges_[i]], i < args.beside.so_far.size() ? args.beside.so_far[i] : Tensor{},
+                     args.beside.is_in_f32(i)});
     places.push_back(i);
   }
-  walk_->watch(pass, nodes, places, uses, tracer);
-  std::vector<Tensor> found = pass.partial(wanted, {so_far.begin(), so_far.size()}, since);
+  walk_->watch(pass, nodes, places, tracer);
+  std::vector<Tensor> found = pass.partial(asked, since);
   Tensors gradients(edges_.size());
   for (std::size_t k = 0; k < places.size(); ++k) gradients[places[k]] = std::move(found[k]);
   return gradients;

@@ -311,16 +311,12 @@ void Frame::learn_marks(Recorded& recorded) {
       if (bracket == Bracket::ends) begun_.pop_back();
     };
   }
-  std::vector<std::size_t> first_use(edges_.size(), none);  // marks before it
+  std::vector<std::size_t> first_use(targets_.size(), none);  // marks before it
   for (const Recipe& recipe : recipes_)
     for (const Way& way : recipe.ways)
-      if (way.to == Way::To::target) first_use[way.output] = std::min(first_use[way.output], recipe.marks);
-  std::vector<std::size_t> first_of_all(targets_.size(), none);
-  for (std::size_t e = 0; e < edges_.size(); ++e)
-    first_of_all[edges_[e]] = std::min(first_of_all[edges_[e]], first_use[e]);
-  const auto mark_before = [](std::size_t marks) { return marks == none || marks == 0 ? none : marks - 1; };
-  for (const std::size_t marks : first_use) leave_at_.push_back(mark_before(marks));
-  for (const std::size_t marks : first_of_all) leave_whole_at_.push_back(mark_before(marks));
+      if (way.to == Way::To::target) first_use[way.index] = std::min(first_use[way.index], recipe.marks);
+  for (const std::size_t marks : first_use)
+    leave_at_.push_back(marks == none || marks == 0 ? none : marks - 1);
 }
 
 /// What the backward reads of the forward's values, but for those that the user's regions make again.

@@ -32,11 +32,10 @@ std::vector<std::uint64_t> Frame::Walk::first_behind_marks(std::span<const Ref<N
 }
 
 /// Whether the gradient along an edge is whole at the mark, and somebody waits for it there.
-bool Frame::Walk::leaves_at(std::size_t mark, std::size_t edge, std::span<const Ref<Leaf>> uses) const {
+bool Frame::Walk::leaves_at(std::size_t mark, std::size_t edge) const {
   const std::uint32_t target = frame_.edges_[edge];
   const Ref<Leaf>& leaf = frame_.targets_[target].leaf;
-  const std::size_t at = uses[edge] ? frame_.leave_at_[edge] : frame_.leave_whole_at_[target];
-  return at == mark && leaf && leaf->sink;
+  return frame_.leave_at_[target] == mark && leaf && leaf->sink;
 }
 
 void Frame::Walk::come_to(std::size_t mark) {
@@ -58,11 +57,11 @@ std::shared_ptr<std::vector<Frame::Walk::Handed>> Frame::Walk::repeat_in_program
 }
 
 void Frame::Walk::back_to(std::size_t mark, BackwardPass& pass, std::span<const std::size_t> edges,
-                          std::span<const Ref<Leaf>> uses, Tracer* tracer) {
+                          Tracer* tracer) {
   const auto handed = tracer != nullptr ? repeat_in_program(mark) : nullptr;
   const Deaf deaf(tracer != nullptr ? &tracer->deaf : nullptr);
   for (std::size_t k = 0; k < edges.size(); ++k) {
-    if (!leaves_at(mark, edges[k], uses)) continue;
+    if (!leaves_at(mark, edges[k])) continue;
     Tensor gradient = pass.take_target(k);
     if (!gradient.defined()) continue;
     if (tracer != nullptr) {
@@ -72,8 +71,7 @@ void Frame::Walk::back_to(std::size_t mark, BackwardPass& pass, std::span<const 
     }
     outer_->hand(edges[k], std::move(gradient));
     for (std::uint32_t other = 0; other < frame_.edges_.size(); ++other) {
-      const bool came_along = frame_.edges_[other] == frame_.edges_[edges[k]] && other != edges[k];
-      if (!came_along || uses[other]) continue;
+      if (frame_.edges_[other] != frame_.edges_[edges[k]] || other == edges[k]) continue;  // came along
       if (tracer != nullptr) handed->push_back({other, std::nullopt});
       outer_->hand(other, {});
     }
@@ -82,11 +80,11 @@ void Frame::Walk::back_to(std::size_t mark, BackwardPass& pass, std::span<const 
 }
 
 void Frame::Walk::watch(BackwardPass& pass, std::span<const Ref<Node>> nodes,
-                        std::span<const std::size_t> edges, std::span<const Ref<Leaf>> uses, Tracer* tracer) {
+                        std::span<const std::size_t> edges, Tracer* tracer) {
   if (outer_ == nullptr) return;
   pass.watch(std::uint64_t(-1),
-             [this, &pass, edges, uses, tracer, behind = first_behind_marks(nodes)](std::uint64_t place) {
-               while (left_ > 0 && place < behind[left_ - 1]) back_to(left_ - 1, pass, edges, uses, tracer);
+             [this, &pass, edges, tracer, behind = first_behind_marks(nodes)](std::uint64_t place) {
+               while (left_ > 0 && place < behind[left_ - 1]) back_to(left_ - 1, pass, edges, tracer);
                return left_ > 0 ? behind[left_ - 1] : 0;
              });
 }

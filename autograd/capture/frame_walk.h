@@ -28,11 +28,10 @@ class Frame::Walk {
 
   /// A program does it, whose effects come to the marks.
   void goes_by(Program::Impl& program) { program_ = &program; }
-  /// `pass` does it, through `nodes` by recipe; it wants gradients along `edges` of the call's node. Those of
-  /// a target's other edges come along the first, but for edges that have a leaf of their own in `uses`.
-  /// `tracer` hears it, or is null.
+  /// `pass` does it, through `nodes` by recipe; it wants gradients along `edges` of the call's node, with
+  /// which those of their targets' other edges come along. `tracer` hears it, or is null.
   void watch(BackwardPass& pass, std::span<const Ref<Node>> nodes, std::span<const std::size_t> edges,
-             std::span<const Ref<Leaf>> uses, Tracer* tracer);
+             Tracer* tracer);
 
  private:
   /// A result of the program that leaves at a mark; none along an edge whose gradient has left by another.
@@ -41,9 +40,8 @@ class Frame::Walk {
     std::optional<std::uint32_t> result;
   };
   std::vector<std::uint64_t> first_behind_marks(std::span<const Ref<Node>> nodes) const;
-  bool leaves_at(std::size_t mark, std::size_t edge, std::span<const Ref<Leaf>> uses) const;
-  void back_to(std::size_t mark, BackwardPass& pass, std::span<const std::size_t> edges,
-               std::span<const Ref<Leaf>> uses, Tracer* tracer);
+  bool leaves_at(std::size_t mark, std::size_t edge) const;
+  void back_to(std::size_t mark, BackwardPass& pass, std::span<const std::size_t> edges, Tracer* tracer);
   std::shared_ptr<std::vector<Handed>> repeat_in_program(std::size_t mark) const;
   void hand_and_come_to(std::size_t mark, std::span<const Handed> handed);
   void come_to(std::size_t mark);

@@ -122,8 +122,7 @@ void Program::Impl::plan_half() {
         if (t.storage == none) continue;
         last[t.storage] = i;
         std::vector<std::uint32_t>& brings = steps[i].brings;
-        if (places[t.storage].home == Home::outside &&
-            is_brought(*trace.storages[t.storage].outside) &&
+        if (places[t.storage].home == Home::outside && is_brought(*trace.storages[t.storage].outside) &&
             std::ranges::find(brings, t.storage) == brings.end())
           brings.push_back(t.storage);
       }

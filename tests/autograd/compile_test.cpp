@@ -603,6 +603,36 @@ TEST_CASE(
   CHECK(compiled.stats().hits == 2);
 }
 
+TEST_CASE("compile: a leaf of 16 bits that is used inside and beside is summed as eagerly, in f32 or not") {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
+    for (const Executor executor : {Executor::replay, Executor::partition, Executor::fused})
+      for (int uses = 0; uses < 27; ++uses) {
+        const int inside = uses % 3 + 1, before = uses / 3 % 3, behind = uses / 9;
+        const Tensor w = leaf({40}, dtype), v = leaf({40}, dtype);
+        const Step step = [&](std::span<const Tensor> in) {
+          Tensor y = in[0];
+          for (int i = 0; i < inside; ++i) y = mul(add(y, mul(w, 0.7 + i)), in[1]);
+          return std::vector<Tensor>{y};
+        };
+        const Compiled compiled = compile(step, {.executor = executor});
+        for (int call = 0; call < 3; ++call) {
+          const auto run = [&](const Step& fn) {
+            for (Tensor leaf : {w, v}) leaf.set_grad({});
+            manual_seed(static_cast<std::uint64_t>(call));
+            Tensor y = to(randn({40}), dtype);
+            for (int i = 0; i < before; ++i) y = add(mul(y, w), v);
+            y = fn(std::vector{y, v})[0];
+            y = fn(std::vector{y, v})[0];
+            for (int i = 0; i < behind; ++i) y = mul(add(y, w), v);
+            y.backward(to(randn({40}), dtype));
+            return std::vector<Tensor>{w.grad(), v.grad()};
+          };
+          INFO(name_of(dtype) << ", inside " << inside << ", before " << before << ", behind " << behind);
+          CHECK(same_bits(run(step), run(compiled)));
+        }
+      }
+}
+
 TEST_CASE("compile: inside capture, recompute and another compiled call the ops are theirs") {
   const Net net;
   const Compiled inner = compile(net);
