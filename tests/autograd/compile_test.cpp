@@ -608,11 +608,12 @@ TEST_CASE("compile: a leaf of 16 bits that is used inside and beside is summed a
     for (const Executor executor : {Executor::replay, Executor::partition, Executor::fused})
       for (int uses = 0; uses < 27; ++uses) {
         const int inside = uses % 3 + 1, before = uses / 3 % 3, behind = uses / 9;
+        const double large = dtype == DType::f16 ? 0x1p10 : 0x1p24;  // what is added to it shows in no f32
         const Tensor w = leaf({40}, dtype), v = leaf({40}, dtype);
         const Step step = [&](std::span<const Tensor> in) {
-          Tensor y = in[0];
-          for (int i = 0; i < inside; ++i) y = mul(add(y, mul(w, 0.7 + i)), in[1]);
-          return std::vector<Tensor>{y};
+          Tensor y = mul(in[0], in[1]);
+          for (int i = 0; i < inside; ++i) y = add(y, mul(w, i + 1 < inside ? 0.7 + i : -large));
+          return std::vector<Tensor>{add(y, mul(in[1], 0.3))};
         };
         const Compiled compiled = compile(step, {.executor = executor});
         for (int call = 0; call < 3; ++call) {
@@ -623,7 +624,7 @@ TEST_CASE("compile: a leaf of 16 bits that is used inside and beside is summed a
             for (int i = 0; i < before; ++i) y = add(mul(y, w), v);
             y = fn(std::vector{y, v})[0];
             y = fn(std::vector{y, v})[0];
-            for (int i = 0; i < behind; ++i) y = mul(add(y, w), v);
+            for (int i = 0; i < behind; ++i) y = add(y, mul(w, i == 0 ? 2 * large : 0.1));
             y.backward(to(randn({40}), dtype));
             return std::vector<Tensor>{w.grad(), v.grad()};
           };
