@@ -52,6 +52,7 @@
 #include "shard/flat_param_handle.h"
 #include "shard/fsdp.h"
 #include "shard/fully_shard.h"
+#include "shard/gather_plan.h"
 #include "shard/lost_steps.h"
 #include "shard/optimizer_state.h"
 #include "shard/saved_state.h"

@@ -64,6 +64,7 @@ struct GroupSpec {
 /// What a program may switch between two steps, on every rank alike.
 struct Switches {
   bool synchronising = true, reshard_after_backward = true;
+  bool stays_after_forward = false;   ///< until the backward, whatever the module's policy is
   bool all_reducing = true;           ///< of shards with replicas: reductions go on to the replicas
   std::optional<double> divide_by{};  ///< in place of the number of ranks
   CommHook comm_hook{};               ///< in place of reductions

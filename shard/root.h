@@ -23,6 +23,13 @@ enum class AfterForward : std::uint8_t { free, keep, slice };
 struct SchedulePolicy {
   int forward_prefetch = 1;
   BackwardPrefetch backward_prefetch = 1;
+
+  /// So many groups in both, in a backward at the same moment as before.
+  void gather_ahead(int groups) {
+    forward_prefetch = groups;
+    const bool post = backward_prefetch.after_reduction();
+    backward_prefetch = post ? BackwardPrefetch::post(groups) : BackwardPrefetch::pre(groups);
+  }
 };
 
 /// Its forwards gather by one cursor: what needs a group names a place, and only `advance` posts, that place
@@ -33,6 +40,9 @@ class Root {
   explicit Root(SchedulePolicy policy) : policy_(policy) {}
 
   const SchedulePolicy& policy() const { return policy_; }
+  void gather_ahead(int groups) { policy_.gather_ahead(groups); }
+  /// The list of the last forward; null before one.
+  const Record* last() const { return last_.get(); }
   bool running() const { return depth_ > 0; }
   /// Of its modules that run.
   int depth() const { return depth_; }

@@ -310,6 +310,11 @@ void Unit::join(const Unit& outer, std::string_view name) {
   }
 }
 
+void Unit::gather_ahead(int groups) {
+  policy_.schedule.gather_ahead(groups);
+  root_->gather_ahead(groups);
+}
+
 void Unit::leave_root() {
   if (running()) return;
   root_ = std::make_shared<Root>(policy_.schedule);
@@ -397,9 +402,14 @@ void Unit::begin_use() {
   for (const auto& group : groups_) root_->begin_use(Engine::current(), *group);
 }
 
+AfterForward Unit::after_forward_of(const ParameterGroup& group) const {
+  return group.switches.stays_after_forward ? AfterForward::keep : policy_.after_forward;
+}
+
 void Unit::end_use() {
   const bool root = root_->depth() == 1;
-  for (const auto& group : groups_) root_->end_use(*group, root ? AfterForward::keep : policy_.after_forward);
+  for (const auto& group : groups_)
+    root_->end_use(*group, root ? AfterForward::keep : after_forward_of(*group));
 }
 
 void Unit::leave(std::span<Tensor* const> outputs) {
@@ -522,7 +532,7 @@ Tensor Unit::state(const nn::Parameter& parameter) const {
 
 /// Between a forward that keeps what it gathered and its backward, by policy: also where this rank wrote.
 bool Unit::kept_for_backward(ParameterGroup& group) const {
-  return policy_.after_forward == AfterForward::keep && group.spec().partition.ranks() > 1 &&
+  return after_forward_of(group) == AfterForward::keep && group.spec().partition.ranks() > 1 &&
          group.in_use().leased(Lease::forward);
 }
 

@@ -103,6 +103,8 @@ class Unit final : public nn::ModuleExtension,
   /// Becomes a part of the root of `outer`, in which its module is `name`. One that is a part of it already,
   /// when a module within that runs alone, keeps its label.
   void join(const Unit& outer, std::string_view name);
+  /// Its root, and those of its own to come, gather so many groups ahead.
+  void gather_ahead(int groups);
   /// Is a root of its own again, as when it was made, unless a forward of its root is under way.
   void leave_root();
   /// Another shard for every group that `change` gives one; graphs from before keep the old ones. Nothing is
@@ -179,6 +181,7 @@ class Unit final : public nn::ModuleExtension,
   void bind(Members& members);
   void bind_one(Members& members, std::size_t i);
   bool kept_for_backward(ParameterGroup& group) const;
+  AfterForward after_forward_of(const ParameterGroup& group) const;
   Members& members_of(const ParameterGroup& group);
   void refuse_summoned(std::string_view call) const;
   void check_unchanged(const Members& members, bool in_graph);
