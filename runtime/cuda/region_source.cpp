@@ -587,7 +587,14 @@ class Writing {
 
 std::optional<RegionSource> region_source(const ops::Region& region) {
   if (region.space.shape.numel() == 0) return {};
-  return Writing(region).run();
+  std::optional<RegionSource> source = Writing(region).run();
+  if (!source) return {};
+  std::vector<std::string> headers;  // of an application, each once
+  for (const ops::Region::Member& member : region.members)
+    if (std::string text = functor_header(*member.op); std::ranges::find(headers, text) == headers.end())
+      headers.push_back(std::move(text));
+  for (auto header = headers.rbegin(); header != headers.rend(); ++header) source->text.insert(0, *header);
+  return source;
 }
 
 }  // namespace sherd::cuda

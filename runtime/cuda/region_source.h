@@ -30,6 +30,8 @@ std::optional<RegionSource> region_source(const ops::Region& region);
 /// The source of a functor of an elementwise op, `sherd::cuda::functor<NAME>(BYTES...)`; empty for an op that
 /// nobody told of, and where another kernel was put in its place.
 std::string functor_source(const AnyOp& op);
+/// What an application's functor needs before it; empty for the library's.
+std::string functor_header(const AnyOp& op);
 
 /// Tells of the functors of the library's ops, whose kernels are in the table.
 void add_functor_sources();

@@ -122,24 +122,34 @@ TEST_CASE("kernel cache: the oldest go where there are too many") {
   CHECK(KernelCache(here.path() / "others").load("a") == "code");
 }
 
-TEST_CASE("kernel cache: processes that keep and read at a time find what they kept, or nothing") {
+TEST_CASE("kernel cache: processes that keep, damage and read at a time find what they kept, or nothing") {
   const TempDirectory here;
+  const std::filesystem::path folder = here.path() / "kernels";
+  constexpr int kernels = 5, processes = 5, rounds = 2000;
   const auto code_of = [](int i) {
     return std::string(2000 + 700 * static_cast<std::size_t>(i), static_cast<char>('a' + i));
   };
+  const auto damage = [&](std::mt19937& random) {
+    const auto all = files_in(folder);
+    if (all.empty()) return;
+    std::fstream file(all[random() % all.size()], std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(static_cast<std::streamoff>(random() % 2000));
+    file.put(static_cast<char>(random()));
+  };
   std::vector<pid_t> children;
-  for (int c = 0; c < 4; ++c) {
+  for (int c = 0; c < processes; ++c) {
     const pid_t child = ::fork();
     if (child != 0) {
       children.push_back(child);
       continue;
     }
-    const KernelCache cache(here.path() / "kernels");
+    const KernelCache cache(folder);
     std::mt19937 random(static_cast<unsigned>(c));
     bool right = true;
-    for (int i = 0; i < 300; ++i) {
-      const int k = static_cast<int>(random() % 5);
+    for (int i = 0; i < rounds; ++i) {
+      const int k = static_cast<int>(random() % kernels);
       if (random() % 3 == 0) cache.keep(std::to_string(k), code_of(k));
+      if (c == 0 && i > 0) damage(random);
       const auto found = cache.load(std::to_string(k));
       right = right && (!found || *found == code_of(k));
     }
@@ -150,6 +160,11 @@ TEST_CASE("kernel cache: processes that keep and read at a time find what they k
     REQUIRE(::waitpid(child, &status, 0) == child);
     CHECK(status == 0);
   }
-  for (int k = 0; k < 5; ++k)
-    CHECK(KernelCache(here.path() / "kernels").load(std::to_string(k)) == code_of(k));
+  const KernelCache cache(folder);
+  for (int k = 0; k < kernels; ++k) {
+    const auto found = cache.load(std::to_string(k));
+    CHECK((!found || *found == code_of(k)));
+    cache.keep(std::to_string(k), code_of(k));
+    CHECK(cache.load(std::to_string(k)) == code_of(k));
+  }
 }
