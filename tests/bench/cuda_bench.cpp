@@ -271,11 +271,20 @@ void step_bench(const Size& size, std::int64_t batch) {
     const double us = microseconds([&] { compiled(); }, 4);
     print(executor == Executor::replay ? "compiled" : "fused", us, compiled().item());
   }
-  Program program = capture([&](std::span<const Tensor>) { return std::vector{step()}; }, {});
-  const double replayed = microseconds([&] { program.replay({}); }, 4);
-  print(program.is_device_graph() ? "graph" : "captured", replayed, program.replay({})[0].item());
-  std::printf("workspace of the program %.2f GiB\n",
-              static_cast<double>(program.workspace_bytes()) / (1 << 30));
+  for (const Executor executor : {Executor::replay, Executor::fused}) {
+    const auto begin = std::chrono::steady_clock::now();
+    Program program = capture([&](std::span<const Tensor>) { return std::vector{step()}; }, {}, executor);
+    program.replay({});
+    sherd::backend(DeviceType::cuda).synchronize(gpu);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const double replayed = microseconds([&] { program.replay({}); }, 4);
+    const std::string how = std::string(program.is_device_graph() ? "graph" : "captured") +
+                            (executor == Executor::fused ? ", fused" : "");
+    print(how.c_str(), replayed, program.replay({})[0].item());
+    // Two steps are within.
+    std::printf("captured and replayed once in %.2f s, workspace of the program %.2f GiB\n", seconds,
+                static_cast<double>(program.workspace_bytes()) / (1 << 30));
+  }
 }
 
 /// Trains from the weights and on the batches that torch_cuda.py wrote; how far losses are from PyTorch's.
