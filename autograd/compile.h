@@ -29,10 +29,11 @@ enum class ManagedParameters : std::uint8_t { guarded, trusted };
 enum class ShardingHooks : std::uint8_t { around, inside };
 
 /// How many bytes a call and its backward may take at a time: values between their ops, what crosses from the
-/// one to the other, results and gradients; not what they are given. Where there is a budget a program's
-/// first call keeps what eager code would. When its first backward is known the cheapest choice of what is
-/// kept is sought that fits, packed, in both; the rest, products too, the backward makes again where it needs
-/// it. The first backward throws ValueError with the least that is possible where nothing fits.
+/// one to the other, results and gradients; not what they are given, nor what a kernel takes for itself while
+/// it runs. Where there is a budget a program's first call keeps what eager code would. When its first
+/// backward is known the cheapest choice of what is kept is sought that fits, packed, in both; the rest,
+/// products too, the backward makes again where it needs it. The first backward throws ValueError with the
+/// least that is possible where nothing fits.
 /// The budget is for backwards of the first one's kind: one that needs other gradients makes the same again,
 /// and takes what that takes.
 class SHERD_API MemoryBudget {

@@ -1,5 +1,7 @@
 // Blocks of a Gpt by budgets of memory, beside eager ones and such as run each block again in the backward.
-//   tests/bench/budget_bench [--threads 2] [--blocks 12] [--width 128] [--context 128] [--batch 8]
+//   tests/bench/budget_bench [--threads 2] [--blocks 12] [--width 128] [--heads 4] [--context 128] [--batch
+//   8] [--bf16]
+//                            [--device cuda]
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -31,18 +33,19 @@ struct Figures {
   std::int64_t peak = 0;  // bytes that the step held beyond what it began with
 };
 
-Figures measure(const std::function<void()>& step) {
+Figures measure(Device device, const std::function<void()>& step) {
   constexpr int steps = 11;
   Figures figures;
   std::vector<double> times;
   MemoryLedger& ledger = Context::current().memory();
   for (int i = 0; i <= steps; ++i) {
-    ledger.reset_peak(DeviceType::cpu);
-    const std::int64_t before = ledger.held(DeviceType::cpu).total();
+    ledger.reset_peak(device.type);
+    const std::int64_t before = ledger.held(device.type).total();
     const auto begin = std::chrono::steady_clock::now();
     step();
+    backend(device.type).synchronize(device);
     const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
-    figures.peak = ledger.peak(DeviceType::cpu) - before;
+    figures.peak = ledger.peak(device.type) - before;
     if (i == 0)
       figures.first_ms = time.count();
     else
@@ -72,19 +75,28 @@ int main(int argc, char** argv) {
   app.add_option("--width", options.width);
   app.add_option("--context", options.context);
   app.add_option("--batch", batch);
+  app.add_option("--heads", options.heads);
+  bool half = false;
+  app.add_flag("--bf16", half);
+  std::string name_of_device = "cpu";
+  app.add_option("--device", name_of_device);
   CLI11_PARSE(app, argc, argv);
   Context::current().set_threads(threads);
+  const Device device = Device::parse(name_of_device);
+  const DType dtype = half ? bf16 : f32;
   Blocks model(blocks, options);
-  const Tensor x = randn({batch, options.context, options.width});
+  model.to(dtype);
+  model.to(device);
+  const Tensor x = to(to(randn({batch, options.context, options.width}), dtype), device);
   const auto step = [&] {
     model(x).backward();
     model.zero_grad();
   };
-  measure(step);
-  const Figures plain = measure(step);
+  measure(device, step);
+  const Figures plain = measure(device, step);
   print("eager", plain, plain.peak, plain.median_ms);
   model.each_again = true;
-  const Figures again = measure(step);
+  const Figures again = measure(device, step);
   print("each block again", again, again.peak, plain.median_ms);
   model.each_again = false;
   for (const Executor executor : {Executor::replay, Executor::fused})
@@ -95,7 +107,7 @@ int main(int argc, char** argv) {
       const std::string name = fmt::format("{} {}", executor == Executor::replay ? "replay" : "fused",
                                            part > 0 ? fmt::format("{}", part) : std::string("least"));
       try {
-        const Figures figures = measure([&] {
+        const Figures figures = measure(device, [&] {
           compiled({x})[0].backward();
           model.zero_grad();
         });

@@ -1,9 +1,12 @@
 // Compiled modules on a GPU have eager's bits, through steps of an optimizer and changes of batch, mode and
 // dtype.
+#include <limits>
 #include <optional>
 
 #include "autograd/autograd.h"
+#include "autograd/capture/program.h"
 #include "nn/compile.h"
+#include "nn/gpt.h"
 #include "nn/optimizer.h"
 #include "nn/recurrent.h"
 #include "nn/transformer.h"
@@ -52,6 +55,20 @@ struct Convolutions final : nn::Layer<Convolutions> {
   }
 };
 
+struct Blocks final : nn::Layer<Blocks> {
+  nn::ModuleList<nn::GptBlock> blocks;
+  Blocks() {
+    for (int i = 0; i < 4; ++i)
+      blocks.emplace_back(nn::GptOptions{.heads = 2, .width = 64, .context = 32, .dropout = 0.1});
+  }
+  Tensor forward(const Tensor& x) const {
+    Tensor y = x;
+    for (const nn::GptBlock& block : blocks) y = block.forward(y);
+    return y;
+  }
+  void visit(auto&& on) { on("blocks", blocks); }
+};
+
 /// Steps of `module`, which give values, gradients and what they drew.
 template <class M>
 std::vector<std::vector<double>> train(M& module, const Shape& shape, DType dtype) {
@@ -81,7 +98,7 @@ std::vector<std::vector<double>> train(M& module, const Shape& shape, DType dtyp
 }
 
 template <class M, class F>
-void expect_same(const char* name, F&& make, const Shape& shape) {
+void expect_same(const char* name, F&& make, const Shape& shape, MemoryBudget budget = {}) {
   for (const DType dtype : {f32, bf16, f16}) {
     INFO(name << ' ' << name_of(dtype));
     const auto run = [&](std::optional<Executor> executor) {
@@ -89,7 +106,7 @@ void expect_same(const char* name, F&& make, const Shape& shape) {
       M module = make();
       module.to(dtype);
       module.to(gpu);
-      if (executor) nn::compile(module, {.executor = *executor});
+      if (executor) nn::compile(module, {.executor = *executor, .memory = budget});
       auto all = train(module, shape, dtype);
       if (executor) {
         CHECK(nn::compiled_programs(module).stats().hits > 0);
@@ -121,4 +138,49 @@ TEST_CASE("cuda: compiled modules train with eager's bits") {
       "perceptron",
       [] { return nn::Sequential(nn::Linear(16, 32), nn::Gelu(), nn::LayerNorm(32), nn::Linear(32, 4)); },
       {6, 16});
+}
+
+TEST_CASE("cuda: at budgets of memory compiled modules train with eager's bits") {
+  if (no_gpu()) return;
+  for (const MemoryBudget& budget : {MemoryBudget::part(0.8), MemoryBudget::least()})
+    expect_same<Blocks>("blocks", [] { return Blocks{}; }, {3, 32, 64}, budget);
+}
+
+TEST_CASE("cuda: what a step takes there falls with its budget of memory") {
+  if (no_gpu()) return;
+  for (const Executor executor : {Executor::replay, Executor::fused}) {
+    std::int64_t before_it = std::numeric_limits<std::int64_t>::max();
+    for (const MemoryBudget& budget :
+         {MemoryBudget::part(1), MemoryBudget::part(0.7), MemoryBudget::least()}) {
+      Blocks module;
+      module.to(bf16);
+      module.to(gpu);
+      nn::compile(module, {.executor = executor, .memory = budget});
+      const Tensor x = to(to(randn({16, 32, 64}), bf16), gpu), gy = to(to(randn({16, 32, 64}), bf16), gpu);
+      const auto step = [&] {
+        module(x).backward(gy);
+        module.zero_grad();
+      };
+      for (int i = 0; i < 2; ++i) step();
+      cuda::finish_region_kernels();
+      step();
+      free_halves_workspace();
+      MemoryLedger& ledger = Context::current().memory();
+      const std::int64_t before = ledger.held(DeviceType::cuda).total();
+      ledger.reset_peak(DeviceType::cuda);
+      {
+        Tensor y = module(x);
+        std::exchange(y, {}).backward(gy);
+      }
+      const CompileStats stats = nn::compiled_programs(module).stats();
+      INFO("executor " << static_cast<int>(executor) << ", eager " << stats.eager_peak_bytes);
+      // Kernels have some memory of their own while they run.
+      const std::int64_t taken = ledger.peak(DeviceType::cuda) - before;
+      CHECK(taken >= stats.peak_bytes);
+      CHECK(taken < before_it);
+      before_it = taken;
+      WARN(taken << " bytes taken, " << stats.peak_bytes << " of them values");
+      module.zero_grad();
+    }
+  }
 }
