@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "autograd/autograd.h"
+#include "autograd/capture/capture.h"
 #include "autograd/recompute.h"
 #include "collectives/observe.h"
 #include "nn/compile.h"
@@ -130,6 +131,10 @@ struct Ran {
   shard::GatherPlan plan{};
 };
 
+bool is_gather(const std::string& call) {
+  return call.find("all_gather") != call.npos && call.find("channel 2") != call.npos;
+}
+
 /// Some steps, of which the first comes before the plan; 0 bytes: without one.
 Ran train(World& world, const Way& way, std::int64_t bytes, Compiles who = Compiles::nobody) {
   manual_seed(1);
@@ -153,10 +158,7 @@ Ran train(World& world, const Way& way, std::int64_t bytes, Compiles who = Compi
   for (int i = 3; i < 6; ++i) {
     OrderLog log;
     step(i);
-    const std::vector<std::string> calls = log.lines();
-    ran.gathers = std::ranges::count_if(calls, [](const std::string& c) {
-      return c.find("all_gather") != c.npos && c.find("channel 2") != c.npos;
-    });
+    ran.gathers = std::ranges::count_if(log.lines(), is_gather);
   }
   ran.most = watch.most;
   return ran;
@@ -287,5 +289,41 @@ TEST_CASE("a plan of gathers is refused within a step, before one, of a part, an
     net.blocks[0].look = nullptr;
     shard::plan_gathers(net, 1 << 20);
     world.group().barrier();
+  });
+}
+
+TEST_CASE("a plan of gathers is that of captured steps") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    const auto trained = [&](bool captures, std::ptrdiff_t& gathers) {
+      manual_seed(1);
+      Stack net;
+      shard_all(net, {.layout = layout});
+      nn::Sgd optimizer(net.parameters(), {.lr = 0.1});
+      const Step step = [&](std::span<const Tensor> in) {
+        const Tensor loss = mean(square(net(in[0])));
+        loss.backward();
+        optimizer.step();
+        optimizer.zero_grad();
+        return std::vector{loss};
+      };
+      const Tensor x = full({2, 6}, 0.1 * (world.rank() + 1));
+      step({&x, 1});
+      shard::plan_gathers(net, 6000);
+      std::vector<float> losses;
+      for (int i = 0; i < 2; ++i) losses.push_back(step({&x, 1})[0].item<float>());
+      std::optional<Program> program;
+      if (captures) program.emplace(capture(step, {x}));  // the first of them
+      losses.push_back((captures ? program->outputs() : step({&x, 1}))[0].item<float>());
+      for (int i = 0; i < 3; ++i) {
+        OrderLog log;
+        losses.push_back((captures ? program->replay({x}) : step({&x, 1}))[0].item<float>());
+        gathers = std::ranges::count_if(log.lines(), is_gather);
+      }
+      return losses;
+    };
+    std::ptrdiff_t called = 0, captured = 0;
+    const std::vector<float> a = trained(false, called), b = trained(true, captured);
+    expect(a == b, "other losses");
+    expect(called == captured && called < 12, "{} gathers called, {} captured", called, captured);
   });
 }
