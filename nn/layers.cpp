@@ -147,6 +147,18 @@ LayerNorm::LayerNorm(std::int64_t width, double eps, TensorOptions options)
 RmsNorm::RmsNorm(std::int64_t width, double eps, TensorOptions options)
     : weight(ones({width}, options)), eps(eps) {}
 
+Tensor detail::activated(const Tensor& x, Activation activation) {
+  switch (activation) {
+    case Activation::relu:
+      return relu(x);
+    case Activation::gelu:
+      return gelu(x);
+    case Activation::none:
+      break;
+  }
+  return x;
+}
+
 Tensor detail::tracked_batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                                   const RunningStatistics& running, bool training,
                                   std::optional<double> momentum, double eps) {

@@ -29,8 +29,14 @@ struct LinearOptions {
   TensorOptions tensor{};
   Products products = Products::as_given;
 };
-/// What follows a linear layer in the same op.
-enum class Activation { none, gelu };
+using sherd::Activation;
+
+namespace detail {
+
+SHERD_API Tensor activated(const Tensor& x, Activation activation);
+
+}  // namespace detail
+
 /// y = x weight^T + bias for x (..., in), y (..., out). weight (out, in) and bias (out) start uniform in
 /// +-1/sqrt(in), as in PyTorch. ValueError for sizes below 1.
 struct SHERD_API Linear final : Layer<Linear> {
@@ -43,8 +49,8 @@ struct SHERD_API Linear final : Layer<Linear> {
                       products == Products::fp8 ? EightScales::of_tensors : EightScales::of_rows);
   }
   Tensor forward(const Tensor& x, Activation activation) const {
-    if (activation == Activation::none) return forward(x);
-    return products == Products::as_given ? linear_gelu(x, weight, bias) : gelu(forward(x));
+    const bool one_op = activation == Activation::gelu && products == Products::as_given;
+    return one_op ? linear_gelu(x, weight, bias) : detail::activated(forward(x), activation);
   }
   /// The same plus `residual` (..., out), in one kernel.
   Tensor forward(const Tensor& x, const Tensor& residual) const {

@@ -80,6 +80,8 @@ SHERD_API Tensor relu(const Tensor& x);
 /// Which form of GELU: the exact distribution function, or its tanh approximation.
 enum class GeluForm { erf, tanh };
 SHERD_API Tensor gelu(const Tensor& x, GeluForm form = GeluForm::erf);
+/// What a layer ends with, in the same op where that has it: ReLU after `batch_norm`, GELU after `linear`.
+enum class Activation { none, relu, gelu };
 SHERD_API Tensor silu(const Tensor& x);
 SHERD_API Tensor leaky_relu(const Tensor& x, double slope = 0.01);
 /// log(1 + e^x), without overflow.
