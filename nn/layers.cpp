@@ -147,20 +147,34 @@ LayerNorm::LayerNorm(std::int64_t width, double eps, TensorOptions options)
 RmsNorm::RmsNorm(std::int64_t width, double eps, TensorOptions options)
     : weight(ones({width}, options)), eps(eps) {}
 
+Tensor detail::activated(const Tensor& x, Activation activation) {
+  switch (activation) {
+    case Activation::relu:
+      return relu(x);
+    case Activation::gelu:
+      return gelu(x);
+    case Activation::none:
+      break;
+  }
+  return x;
+}
+
 Tensor detail::tracked_batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                  const RunningStatistics& running, bool training,
-                                  std::optional<double> momentum, double eps) {
+                                  const RunningStatistics& running, std::optional<double> momentum,
+                                  BatchNormOptions options) {
   const auto& [mean, var, batches] = running;
-  if (!mean.defined()) return batch_norm(x, {}, {}, weight, bias, {.training = true, .eps = eps});
+  const bool training = options.training;
+  options.momentum = momentum.value_or(training ? 1 : 0);
+  options.training = training || !mean.defined();
+  if (!mean.defined()) return batch_norm(x, {}, {}, weight, bias, options);
   if (!training || momentum) {
-    const Tensor y = batch_norm(x, mean, var, weight, bias, {training, momentum.value_or(0), eps});
+    const Tensor y = batch_norm(x, mean, var, weight, bias, options);
     if (training) add_(batches, 1);
     return y;
   }
   // The batch's own statistics, then what they move the means by: the count is not read on the host.
   const Tensor batch_mean = zeros_like(mean), batch_var = zeros_like(var);
-  const Tensor y =
-      batch_norm(x, batch_mean, batch_var, weight, bias, {.training = true, .momentum = 1, .eps = eps});
+  const Tensor y = batch_norm(x, batch_mean, batch_var, weight, bias, options);
   const NoGrad guard;
   add_(batches, 1);
   if (x.numel() == 0) return y;

@@ -29,8 +29,14 @@ struct LinearOptions {
   TensorOptions tensor{};
   Products products = Products::as_given;
 };
-/// What follows a linear layer in the same op.
-enum class Activation { none, gelu };
+using sherd::Activation;
+
+namespace detail {
+
+SHERD_API Tensor activated(const Tensor& x, Activation activation);
+
+}  // namespace detail
+
 /// y = x weight^T + bias for x (..., in), y (..., out). weight (out, in) and bias (out) start uniform in
 /// +-1/sqrt(in), as in PyTorch. ValueError for sizes below 1.
 struct SHERD_API Linear final : Layer<Linear> {
@@ -43,8 +49,8 @@ struct SHERD_API Linear final : Layer<Linear> {
                       products == Products::fp8 ? EightScales::of_tensors : EightScales::of_rows);
   }
   Tensor forward(const Tensor& x, Activation activation) const {
-    if (activation == Activation::none) return forward(x);
-    return products == Products::as_given ? linear_gelu(x, weight, bias) : gelu(forward(x));
+    const bool one_op = activation == Activation::gelu && products == Products::as_given;
+    return one_op ? linear_gelu(x, weight, bias) : detail::activated(forward(x), activation);
   }
   /// The same plus `residual` (..., out), in one kernel.
   Tensor forward(const Tensor& x, const Tensor& residual) const {
@@ -261,6 +267,7 @@ struct BatchNormLayerOptions {
   TensorOptions tensor{};
   /// Without running statistics, of which there are then no buffers, the batch's count in eval mode too.
   bool track_running_stats = true;
+  Activation activation = Activation::none;  ///< ReLU is in the same op
 };
 namespace detail {
 
@@ -269,8 +276,8 @@ struct RunningStatistics {
   const Tensor &mean, &var, &batches;
 };
 SHERD_API Tensor tracked_batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                    const RunningStatistics& running, bool training,
-                                    std::optional<double> momentum, double eps);
+                                    const RunningStatistics& running, std::optional<double> momentum,
+                                    BatchNormOptions options);
 
 }  // namespace detail
 
@@ -285,24 +292,28 @@ struct BatchNorm : Layer<D> {
   Buffer running_mean, running_var, num_batches_tracked;
   double eps;
   std::optional<double> momentum;
+  Activation activation;
 
   explicit BatchNorm(std::int64_t channels, BatchNormLayerOptions options = {})
       : weight(ones({channels}, options.tensor)),
         bias(zeros({channels}, options.tensor)),
         eps(options.eps),
-        momentum(options.momentum) {
+        momentum(options.momentum),
+        activation(options.activation) {
     if (!options.track_running_stats) return;
     running_mean = Buffer(zeros({channels}, options.tensor));
     running_var = Buffer(ones({channels}, options.tensor));
     num_batches_tracked = Buffer(zeros({}, {DType::i64, options.tensor.device}));
   }
-  Tensor forward(const Tensor& x) const {
+  /// Plus `residual` (the shape of x) unless it is none, then the activation.
+  Tensor forward(const Tensor& x, const Tensor& residual = {}) const {
     check<ValueError>(x.defined(), "{}: input 0 is an empty handle; assign it a tensor first",
                       this->type_name());
     check<ShapeError>(x.rank() >= D::min_rank && x.rank() <= D::max_rank, "{}: takes {}, got shape {}",
                       this->type_name(), D::takes, x.shape());
-    return detail::tracked_batch_norm(x, weight, bias, {running_mean, running_var, num_batches_tracked},
-                                      this->training(), momentum, eps);
+    return detail::tracked_batch_norm(
+        x, weight, bias, {running_mean, running_var, num_batches_tracked}, momentum,
+        {.training = this->training(), .eps = eps, .residual = residual, .activation = activation});
   }
   void visit(auto&& on) {
     on("weight", weight);

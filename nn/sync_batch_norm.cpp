@@ -13,12 +13,15 @@ SyncBatchNorm::SyncBatchNorm(std::int64_t channels, BatchNormLayerOptions option
     if (const World* world = World::current_or_null()) group = world->group();
 }
 
-Tensor SyncBatchNorm::forward(const Tensor& x) const {
+Tensor SyncBatchNorm::forward(const Tensor& x, const Tensor& residual) const {
   sherd::detail::check_given("SyncBatchNorm", x);
-  if (!training() || !group.defined() || group.size() == 1) return BatchNorm::forward(x);
+  if (!training() || !group.defined() || group.size() == 1) return BatchNorm::forward(x, residual);
   const std::int64_t channels = weight.shape()[0];
   check<ShapeError>(x.rank() >= min_rank && x.rank() <= max_rank && x.shape()[1] == channels,
                     "SyncBatchNorm: takes (N, {}, ...), got shape {}", channels, x.shape());
+  check<ShapeError>(!residual.defined() || residual.shape() == x.shape(),
+                    "SyncBatchNorm: residual of shape {} for an input of shape {}",
+                    residual.defined() ? residual.shape() : Shape(), x.shape());
   const DType wide = compute_dtype(x.dtype());
   Shape along{channels};
   Shape others{0};
@@ -55,7 +58,8 @@ Tensor SyncBatchNorm::forward(const Tensor& x) const {
   }
   const auto of_channels = [&](const Param& p) { return sherd::to(reshape(p, along), wide); };
   const Tensor scale = mul(reshape(rsqrt(add(var, eps)), along), of_channels(weight));
-  return sherd::to(add(mul(centred, scale), of_channels(bias)), x.dtype());
+  const Tensor y = sherd::to(add(mul(centred, scale), of_channels(bias)), x.dtype());
+  return detail::activated(residual.defined() ? add(y, residual) : y, activation);
 }
 
 template class Layer<SyncBatchNorm>;

@@ -18,7 +18,7 @@ struct SHERD_API SyncBatchNorm final : BatchNorm<SyncBatchNorm> {
   /// `group` is the current world's where none is given.
   explicit SyncBatchNorm(std::int64_t channels, BatchNormLayerOptions options = {}, Group group = {});
   /// ShapeError for other channels than the layer's.
-  Tensor forward(const Tensor& x) const;
+  Tensor forward(const Tensor& x, const Tensor& residual = {}) const;
 };
 
 // Compiled once, in the library.

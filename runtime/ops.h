@@ -80,6 +80,8 @@ SHERD_API Tensor relu(const Tensor& x);
 /// Which form of GELU: the exact distribution function, or its tanh approximation.
 enum class GeluForm { erf, tanh };
 SHERD_API Tensor gelu(const Tensor& x, GeluForm form = GeluForm::erf);
+/// What a layer ends with, in the same op where that has it: ReLU after `batch_norm`, GELU after `linear`.
+enum class Activation { none, relu, gelu };
 SHERD_API Tensor silu(const Tensor& x);
 SHERD_API Tensor leaky_relu(const Tensor& x, double slope = 0.01);
 /// log(1 + e^x), without overflow.
@@ -566,10 +568,13 @@ struct BatchNormOptions {
   bool training = false;  ///< by the batch's statistics, which the running ones then follow
   double momentum = 0.1;  ///< share of the batch in the new running statistics
   double eps = 1e-5;
+  Tensor residual{};  ///< of the shape and dtype of x; added to the result unless it is none
+  Activation activation = Activation::none;  ///< of the sum
 };
 /// (x - mean) / sqrt(var + eps) for each channel of x (N, C, ...), times weight, plus bias (Ioffe and
 /// Szegedy, 2015). Training writes the running statistics (var without bias) and they may be none, else they
-/// are the mean and var; weight and bias may be none, and f32 where x has 16 bits.
+/// are the mean and var; weight and bias may be none, and f32 where x has 16 bits. `relu(batch_norm(x) + r)`
+/// as one op has the bits of the three and reads and writes less memory, in the backward too.
 SHERD_API Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
                             const Tensor& weight = {}, const Tensor& bias = {},
                             BatchNormOptions options = {});

@@ -8,6 +8,7 @@
 #include "runtime/instances.h"
 #include "runtime/ops.h"
 #include "runtime/ops/batch_norm.h"
+#include "runtime/ops/relu.h"
 #include "runtime/parallel.h"
 
 namespace sherd::cpu {
@@ -145,6 +146,26 @@ void channel_statistics(const T* x, ChannelShape s, compute_t<T>* mean, compute_
   });
 }
 
+namespace {
+
+/// Normalised values of the elements from `at` on, plus the residual and after ReLU.
+template <class C, class T, class Count>
+Vec<C> finished(const BatchNorm<T>& n, Vec<C> v, std::int64_t at, Count count) {
+  if (n.residual) v = rounded<T, C>(v) + take<C>(n.residual + at, count);
+  return n.relu ? ops::Relu{}(Lanes<C>(rounded<T, C>(v))).v : v;
+}
+
+/// What comes from above for normalised values: gy, where ReLU kept none of them back.
+template <class C, class T, class Count>
+Vec<C> upstream(const BatchNormGrad<T>& g, std::int64_t at, Count count) {
+  const Vec<C> gy = take<C>(g.gy + at, count);
+  if (g.y == nullptr) return gy;
+  const Lanes<C> up(gy), y(take<C>(g.y + at, count));
+  return ops::Relu{}.grad_a(up, y, y).v;
+}
+
+}  // namespace
+
 template <class T>
 void batch_norm(const BatchNorm<T>& n, T* y) {
   using C = compute_t<T>;
@@ -153,41 +174,44 @@ void batch_norm(const BatchNorm<T>& n, T* y) {
     std::vector<C> shift(scales.factor.size());
     if (n.bias) std::copy(n.bias + tile.begin, n.bias + tile.end, shift.begin());
     tile.for_each([&](std::int64_t at, auto count, auto channel) {
-      put<C>(y + at,
-             fma(centred_on(n.x + at, count, channel, n.mean + tile.begin),
-                 channel.value(scales.factor.data(), count), channel.value(shift.data(), count)),
-             count);
+      const Vec<C> v = fma(centred_on(n.x + at, count, channel, n.mean + tile.begin),
+                           channel.value(scales.factor.data(), count), channel.value(shift.data(), count));
+      put<C>(y + at, finished<C>(n, v, at, count), count);
     });
   });
 }
 
 template <class T>
-void batch_norm_backward(const BatchNorm<T>& n, const T* gy, bool through_statistics, T* gx,
-                         compute_t<T>* gweight, compute_t<T>* gbias) {
+void batch_norm_backward(const BatchNorm<T>& n, const BatchNormGrad<T>& given) {
   using C = compute_t<T>;
   const auto elements = static_cast<double>(n.shape.batch * n.shape.inner);
   for_tiles<C>(n.shape, [&](const Tile<C>& tile) {
     const Scales<T> scales(n, tile);
     const C* mean = n.mean + tile.begin;
-    const std::vector<double> along_ones =
-        tile.sum([&](std::int64_t at, auto count, auto) { return take<C>(gy + at, count); });
+    const std::vector<double> along_ones = tile.sum([&](std::int64_t at, auto count, auto) {
+      const Vec<C> up = upstream<C>(given, at, count);
+      if (given.gresidual) put<C>(given.gresidual + at, up, count);
+      return up;
+    });
+    BatchNormGrad<T> g = given;
+    if (g.gresidual) g.gy = g.gresidual, g.y = nullptr;  // which has just been written
     const std::vector<double> along_x = tile.sum([&](std::int64_t at, auto count, auto channel) {
-      return take<C>(gy + at, count) * centred_on(n.x + at, count, channel, mean);
+      return upstream<C>(g, at, count) * centred_on(n.x + at, count, channel, mean);
     });
     std::vector<C> back(along_x.size()), shift(along_x.size());
     for (std::size_t j = 0; j < along_x.size(); ++j) {
       const double rstd = scales.rstd[j];
-      gbias[tile.begin + static_cast<std::int64_t>(j)] = static_cast<C>(along_ones[j]);
-      gweight[tile.begin + static_cast<std::int64_t>(j)] = static_cast<C>(along_x[j] * rstd);
-      if (!through_statistics) continue;
+      g.gbias[tile.begin + static_cast<std::int64_t>(j)] = static_cast<C>(along_ones[j]);
+      g.gweight[tile.begin + static_cast<std::int64_t>(j)] = static_cast<C>(along_x[j] * rstd);
+      if (!g.through_statistics) continue;
       back[j] = static_cast<C>(-along_x[j] * rstd * rstd / elements);
       shift[j] = static_cast<C>(along_ones[j] / elements);
     }
     tile.for_each([&](std::int64_t at, auto count, auto channel) {
-      const Vec<C> g = take<C>(gy + at, count) - channel.value(shift.data(), count);
+      const Vec<C> up = upstream<C>(g, at, count) - channel.value(shift.data(), count);
       const Vec<C> d = centred_on(n.x + at, count, channel, mean);
-      put<C>(gx + at,
-             fma(d, channel.value(back.data(), count), g) * channel.value(scales.factor.data(), count),
+      put<C>(g.gx + at,
+             fma(d, channel.value(back.data(), count), up) * channel.value(scales.factor.data(), count),
              count);
     });
   });
@@ -219,8 +243,11 @@ Tensor as_statistics(const Tensor& t, const Tensor& x) {
   return t.defined() ? contiguous(to(t, wide(x.dtype()))) : t;
 }
 
+Tensor contiguous_if_given(const Tensor& t) { return t.defined() ? contiguous(t) : t; }
+
 void batch_norm_op(const ops::BatchNorm& op, Inputs in, Outputs out) {
-  const Tensor x = contiguous(in[0]), weight = as_statistics(in[1], x), bias = as_statistics(in[2], x);
+  const Tensor x = contiguous(in[0]), weight = as_statistics(in[1], x), bias = as_statistics(in[2], x),
+               residual = contiguous_if_given(in[5]);
   if (!op.training) {
     copy_(out[1], in[3]);
     copy_(out[2], in[4]);
@@ -228,7 +255,9 @@ void batch_norm_op(const ops::BatchNorm& op, Inputs in, Outputs out) {
   if (x.numel() == 0) return;
   with_floating(op.name, x.dtype(), [&]<class T>() {
     using C = compute_t<T>;
-    const BatchNorm<T> norm = describe<T>(x, weight, bias, out[1], out[2], op.eps);
+    BatchNorm<T> norm = describe<T>(x, weight, bias, out[1], out[2], op.eps);
+    norm.residual = data_or_null<T>(residual);
+    norm.relu = op.relu;
     if (op.training)
       channel_statistics(norm.x, norm.shape, reinterpret_cast<C*>(out[1].raw()),
                          reinterpret_cast<C*>(out[2].raw()));
@@ -237,7 +266,8 @@ void batch_norm_op(const ops::BatchNorm& op, Inputs in, Outputs out) {
 }
 
 void batch_norm_grad_op(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
-  const Tensor gy = contiguous(in[0]), x = contiguous(in[1]), weight = as_statistics(in[2], x);
+  const Tensor gy = contiguous(in[0]), x = contiguous(in[1]), weight = as_statistics(in[2], x),
+               y = contiguous_if_given(in[5]);
   if (x.numel() == 0) {
     zero_(out[1]);
     zero_(out[2]);
@@ -245,9 +275,11 @@ void batch_norm_grad_op(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
   }
   with_floating(op.name, x.dtype(), [&]<class T>() {
     using C = compute_t<T>;
-    batch_norm_backward(describe<T>(x, weight, {}, in[3], in[4], op.eps), gy.data<T>(), op.training,
-                        reinterpret_cast<T*>(out[0].raw()), reinterpret_cast<C*>(out[1].raw()),
-                        reinterpret_cast<C*>(out[2].raw()));
+    BatchNormGrad<T> g{op.training, gy.data<T>(), data_or_null<T>(y), reinterpret_cast<T*>(out[0].raw())};
+    g.gresidual = op.of_residual ? reinterpret_cast<T*>(out[3].raw()) : nullptr;
+    g.gweight = reinterpret_cast<C*>(out[1].raw());
+    g.gbias = reinterpret_cast<C*>(out[2].raw());
+    batch_norm_backward(describe<T>(x, weight, {}, in[3], in[4], op.eps), g);
   });
 }
 

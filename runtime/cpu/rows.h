@@ -36,6 +36,18 @@ inline void put(T* p, Vec<C> v, Count count) {
   }
 }
 
+/// `v` as numbers of type T, which memory would give back.
+template <class T, class C>
+inline Vec<C> rounded(Vec<C> v) {
+  if constexpr (std::is_same_v<T, C>) {
+    return v;
+  } else {
+    T values[lanes<C>];
+    store_as<C>(values, v);
+    return load_as<C>(values);
+  }
+}
+
 /// Elements whose terms four chains add up; sums of more are a tree over such blocks, so that an error does
 /// not grow with the number of terms.
 template <class C>

@@ -81,6 +81,7 @@ struct Lanes {
   friend Lanes operator-(Lanes a) { return Lanes(-a.v); }
   friend Lanes operator*(Lanes a, Lanes b) { return Lanes(a.v * b.v); }
   friend auto operator<(Lanes a, Lanes b) { return a.v < b.v; }
+  friend auto operator<=(Lanes a, Lanes b) { return a.v <= b.v; }
   friend Lanes where(auto condition, Lanes a, Lanes b) { return Lanes(condition ? a.v : b.v); }
 };
 

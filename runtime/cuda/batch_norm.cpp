@@ -1,6 +1,8 @@
 // Batch normalisation.
 #include "runtime/ops/batch_norm.h"
 
+#include <cstdint>
+
 #include "runtime/cuda/batch_norm.h"
 #include "runtime/cuda/image_order.h"
 #include "runtime/cuda/plane_norm.h"
@@ -13,6 +15,17 @@ namespace {
 /// Dense and in the dtype of the statistics.
 Tensor as_statistics(const Tensor& t, const Tensor& x) {
   return t.defined() ? contiguous(to(t, x.dtype() == DType::f64 ? DType::f64 : DType::f32)) : t;
+}
+/// `t` as the kernels read it, where x lies with its channels last or does not; or none.
+Tensor ordered(const Tensor& t, bool last) {
+  return !t.defined() ? t : last ? channels_last(t) : contiguous(t);
+}
+/// gy so. ReLU's gradient, were it a tensor of its own, would begin where packs may, on which the tree of
+/// sums depends: with ReLU gy begins so too.
+Tensor upstream(const Tensor& gy, bool last, bool relu) {
+  const Tensor given = ordered(gy, last);
+  const bool packs = reinterpret_cast<std::uintptr_t>(given.raw()) % 16 == 0;
+  return packs || !relu ? given : ordered(clone(gy), last);
 }
 BatchNormCall describe(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& mean,
                        const Tensor& variance, double eps) {
@@ -47,14 +60,15 @@ PlaneNormCall planes_of(const BatchNormCall& c) {
                      .eps = c.eps};
   call.x = c.x, call.weight = c.weight, call.bias = c.bias;
   call.mean = c.mean, call.spread = c.variance, call.y = c.y;
+  call.epilogue = c.epilogue;
   call.stream = c.stream;
   return call;
 }
 
 void batch_norm(const ops::BatchNorm& op, Inputs in, Outputs out) {
   const bool last = is_channels_last(in[0]);
-  const Tensor x = last ? in[0] : contiguous(in[0]), weight = as_statistics(in[1], x),
-               bias = as_statistics(in[2], x);
+  const Tensor x = ordered(in[0], last), weight = as_statistics(in[1], x), bias = as_statistics(in[2], x),
+               residual = ordered(in[5], last);
   if (!op.training) {
     copy_(alias(out[1], out[1].layout()), in[3]);
     copy_(alias(out[2], out[2].layout()), in[4]);
@@ -63,6 +77,7 @@ void batch_norm(const ops::BatchNorm& op, Inputs in, Outputs out) {
   if (last) lay_channels_last(out[0]);
   BatchNormCall call = describe(x, weight, bias, out[1], out[2], op.eps);
   call.y = out[0].raw();
+  call.epilogue = {raw_or_null(residual), op.relu};
   if (call.inner > 1) {
     PlaneNormCall planes = planes_of(call);
     const Tensor sums = op.training ? room_for_sums(planes, x.device()) : Tensor();
@@ -78,8 +93,8 @@ void batch_norm(const ops::BatchNorm& op, Inputs in, Outputs out) {
 
 void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
   const bool last = is_channels_last(in[1]);
-  const Tensor gy = last ? channels_last(in[0]) : contiguous(in[0]), x = last ? in[1] : contiguous(in[1]),
-               weight = as_statistics(in[2], x);
+  const Tensor gy = upstream(in[0], last, in[5].defined()), x = ordered(in[1], last),
+               weight = as_statistics(in[2], x), y = ordered(in[5], last);
   if (x.numel() == 0) {
     zero_(alias(out[1], out[1].layout()));
     zero_(alias(out[2], out[2].layout()));
@@ -87,17 +102,20 @@ void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
   }
   const Tensor mean = contiguous(in[3]), variance = contiguous(in[4]);
   if (last) lay_channels_last(out[0]);
+  if (last && op.of_residual) lay_channels_last(out[3]);
+  const NormEpilogueGrad epilogue{raw_or_null(y), op.of_residual ? out[3].raw() : nullptr};
   BatchNormCall call = describe(x, weight, {}, mean, variance, op.eps);
   if (call.inner > 1) {
     PlaneNormGradCall planes{planes_of(call), op.training,  gy.raw(),
                              out[0].raw(),    out[1].raw(), out[2].raw()};
+    planes.epilogue = epilogue;
     const Tensor sums = room_for_sums(planes.forward, x.device()), of_sets = room_for_sets(planes, mean);
     launch_plane_norm_grad(planes);
   } else {
     const Tensor sums = room_for_sums(call, x.device()),
                  of_channels = empty({2 * call.channels}, {mean.dtype(), x.device()});
     launch_batch_norm_grad(
-        {call, op.training, gy.raw(), out[0].raw(), out[1].raw(), out[2].raw(), of_channels.raw()});
+        {call, op.training, gy.raw(), out[0].raw(), out[1].raw(), out[2].raw(), of_channels.raw(), epilogue});
   }
   check_launch(op.name);
 }

@@ -1,6 +1,8 @@
 #include "runtime/cuda/batch_norm.h"
 
-#include "runtime/cuda/block.cuh"
+#include <initializer_list>
+
+#include "runtime/cuda/norm_epilogue.cuh"
 
 namespace sherd::cuda {
 namespace {
@@ -102,14 +104,11 @@ constexpr int run_length = 8;
 /// Of a thread's channels those that it sums: accumulators are many registers.
 constexpr int summed(int V) { return V > 4 ? 4 : V; }
 
-/// Neighbouring elements of x and, for a gradient, of gy.
-template <int V, class T, bool gradient>
+/// Neighbouring elements of x, and what a result is made of beside them.
+template <int V, class T, class Other>
 struct Both {
-  Raw<V, T> x, up;
-  Both() = default;
-  __device__ Both(const T* at, const T* upstream) : x(Raw<V, T>::load(at)) {
-    if constexpr (gradient) up = Raw<V, T>::load(upstream);
-  }
+  Raw<V, T> x;
+  Other other;
 };
 
 /// Adds the sums of the lines of a block up in order, and writes two for each channel.
@@ -133,43 +132,73 @@ __device__ void write_sums(const Call& c, const Deal& d, const Strip<V>& strip, 
   }
 }
 
-/// Of each piece of a channel the sums of x and of its squares, from the channel's origin; or, with gy, of gy
-/// and of gy (x - mean).
-template <class T, int V, bool gradient>
-__global__ void __launch_bounds__(block) sums_of_pieces(const Call c, const void* upstream, const Deal d) {
-  using C = compute_t<T>;
-  const Strip<V> strip(c, d);
-  const T *x = static_cast<const T*>(c.x), *gy = static_cast<const T*>(upstream);
+/// A thread's sums, two for each of its channels.
+template <class T, int V>
+struct Sums {
   double sums[2 * V] = {};
   run_t<T> run[2 * V] = {};
+
+  __device__ void end_run() {
+#pragma unroll
+    for (int k = 0; k < 2 * V; ++k) sums[k] += static_cast<double>(run[k]), run[k] = 0;
+  }
+};
+
+/// Of each piece of a channel the sums of x and of its squares, from the channel's origin.
+template <class T, int V>
+__global__ void __launch_bounds__(block) sums_of_values(const Call c, const Deal d) {
+  using C = compute_t<T>;
+  const Strip<V> strip(c, d);
+  Sums<T, V> of;
   C from[V] = {};
   if (strip.inside())
 #pragma unroll
-    for (int j = 0; j < V; ++j)
-      from[j] = gradient ? at<T>(c.mean, strip.channel + j) : origin_of<T>(c, strip.channel + j);
+    for (int j = 0; j < V; ++j) from[j] = origin_of<T>(c, strip.channel + j);
   strip.template for_each<run_length>(
-      [&](std::int64_t i) { return Both<V, T, gradient>(x + i, gy + i); },
-      [&](const Both<V, T, gradient>& both, std::int64_t) {
-        C value[V], up[V];
-        both.x.widen_to(value);
-        both.up.widen_to(up);
+      [&](std::int64_t i) { return Raw<V, T>::load(static_cast<const T*>(c.x) + i); },
+      [&](const Raw<V, T>& x, std::int64_t) {
+        C value[V];
+        x.widen_to(value);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
-          if constexpr (gradient) {
-            run[2 * j] += static_cast<run_t<T>>(up[j]);
-            run[2 * j + 1] += static_cast<run_t<T>>(up[j] * (value[j] - from[j]));
-          } else {
-            const run_t<T> apart = static_cast<run_t<T>>(value[j]) - static_cast<run_t<T>>(from[j]);
-            run[2 * j] += apart;
-            run[2 * j + 1] = std::fma(apart, apart, run[2 * j + 1]);
-          }
+          const run_t<T> apart = static_cast<run_t<T>>(value[j]) - static_cast<run_t<T>>(from[j]);
+          of.run[2 * j] += apart;
+          of.run[2 * j + 1] = std::fma(apart, apart, of.run[2 * j + 1]);
         }
       },
-      [&] {
+      [&] { of.end_run(); });
+  write_sums<V>(c, d, strip, of.sums);
+}
+
+/// Of each piece of a channel the sums of the gradient of its normalised values, and of that times x - mean.
+/// That gradient is the residual's too.
+template <class T, int V, bool epilogue>
+__global__ void __launch_bounds__(block) sums_of_gradients(const BatchNormGradCall g, const Deal d) {
+  using C = compute_t<T>;
+  using Elements = Both<V, T, Upstream<V, T, epilogue>>;
+  const Call& c = g.forward;
+  const Strip<V> strip(c, d);
+  Sums<T, V> of;
+  C mean[V] = {};
+  if (strip.inside())
 #pragma unroll
-        for (int k = 0; k < 2 * V; ++k) sums[k] += static_cast<double>(run[k]), run[k] = 0;
-      });
-  write_sums<V>(c, d, strip, sums);
+    for (int j = 0; j < V; ++j) mean[j] = at<T>(c.mean, strip.channel + j);
+  strip.template for_each<run_length>(
+      [&](std::int64_t i) { return Elements{load_at<V, T>(c.x, i), {g.gy, g.epilogue, i}}; },
+      [&](const Elements& both, std::int64_t i) {
+        C value[V], up[V];
+        both.x.widen_to(value);
+        both.other.widen_to(g.epilogue, up);
+        if (epilogue && g.epilogue.residual != nullptr)
+          Raw<V, T>::of(up).store(static_cast<T*>(g.epilogue.residual) + i);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          of.run[2 * j] += static_cast<run_t<T>>(up[j]);
+          of.run[2 * j + 1] += static_cast<run_t<T>>(up[j] * (value[j] - mean[j]));
+        }
+      },
+      [&] { of.end_run(); });
+  write_sums<V>(c, d, strip, of.sums);
 }
 
 constexpr int channels_of_block = 2;  // that join pieces: their sums fill a sector of memory
@@ -208,9 +237,10 @@ __global__ void __launch_bounds__(block) statistics(const Call c, std::int64_t p
   static_cast<C*>(c.variance)[channel] = static_cast<C>(variance < 0 ? 0 : variance);  // NaN stays
 }
 
-template <class T, int V>
+template <class T, int V, bool epilogue>
 __global__ void __launch_bounds__(block) normalise(const Call c, const Deal d) {
   using C = compute_t<T>;
+  using Elements = Both<V, T, Raw<V, T>>;
   const Strip<V> strip(c, d);
   __shared__ Shared<V, C> means, factors, shifts;
   means.fill(strip, [&](std::int64_t i) { return at<T>(c.mean, i); });
@@ -219,16 +249,20 @@ __global__ void __launch_bounds__(block) normalise(const Call c, const Deal d) {
   __syncthreads();
   C mean[V], factor[V], shift[V];
   means.read(strip, mean), factors.read(strip, factor), shifts.read(strip, shift);
-  strip.template for_each<4>([&](std::int64_t i) { return Raw<V, T>::load(static_cast<const T*>(c.x) + i); },
-                             [&](const Raw<V, T>& x, std::int64_t i) {
-                               C value[V];
-                               x.widen_to(value);
+  strip.template for_each<4>(
+      [&](std::int64_t i) {
+        return Elements{load_at<V, T>(c.x, i), load_if<V, T>(epilogue ? c.epilogue.residual : nullptr, i)};
+      },
+      [&](const Elements& both, std::int64_t i) {
+        C value[V];
+        both.x.widen_to(value);
 #pragma unroll
-                               for (int j = 0; j < V; ++j)
-                                 value[j] = std::fma(value[j] - mean[j], factor[j], shift[j]);
-                               Raw<V, T>::of(value).store(static_cast<T*>(c.y) + i);
-                             },
-                             [] {});
+        for (int j = 0; j < V; ++j) value[j] = std::fma(value[j] - mean[j], factor[j], shift[j]);
+        Raw<V, T> y = Raw<V, T>::of(value);
+        if constexpr (epilogue) y = finished(c.epilogue, y, both.other);
+        y.store(static_cast<T*>(c.y) + i);
+      },
+      [] {});
 }
 
 /// The gradients of weight and bias, and what every element's gradient loses through mean and deviation.
@@ -248,9 +282,10 @@ __global__ void __launch_bounds__(block) finish_sums(const BatchNormGradCall g, 
   to[c.channels + channel] = g.through_statistics ? static_cast<C>(sums.x / elements) : C(0);
 }
 
-template <class T, int V>
+template <class T, int V, bool epilogue>
 __global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g, const Deal d) {
   using C = compute_t<T>;
+  using Elements = Both<V, T, Upstream<V, T, epilogue>>;
   const Call& c = g.forward;
   const Strip<V> strip(c, d);
   __shared__ Shared<V, C> means, factors, backs, shifts;
@@ -262,18 +297,18 @@ __global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g, con
   C mean[V], back[V], shift[V], factor[V];
   means.read(strip, mean), factors.read(strip, factor);
   backs.read(strip, back), shifts.read(strip, shift);
-  const T *x = static_cast<const T*>(c.x), *gy = static_cast<const T*>(g.gy);
-  strip.template for_each<4>([&](std::int64_t i) { return Both<V, T, true>(x + i, gy + i); },
-                             [&](const Both<V, T, true>& both, std::int64_t i) {
-                               C value[V], up[V];
-                               both.x.widen_to(value);
-                               both.up.widen_to(up);
+  strip.template for_each<4>(
+      [&](std::int64_t i) { return Elements{load_at<V, T>(c.x, i), {g.gy, g.epilogue, i}}; },
+      [&](const Elements& both, std::int64_t i) {
+        C value[V], up[V];
+        both.x.widen_to(value);
+        both.other.widen_to(g.epilogue, up);
 #pragma unroll
-                               for (int j = 0; j < V; ++j)
-                                 up[j] = std::fma(value[j] - mean[j], back[j], up[j] - shift[j]) * factor[j];
-                               Raw<V, T>::of(up).store(static_cast<T*>(g.gx) + i);
-                             },
-                             [] {});
+        for (int j = 0; j < V; ++j)
+          up[j] = std::fma(value[j] - mean[j], back[j], up[j] - shift[j]) * factor[j];
+        Raw<V, T>::of(up).store(static_cast<T*>(g.gx) + i);
+      },
+      [] {});
 }
 
 /// Threads of a tile, each with `V` channels.
@@ -291,17 +326,28 @@ Deal deal_of(const Call& c, int V) {
 unsigned grid_of(const Deal& d) { return cuda::grid_of(d.tiles * d.pieces); }
 unsigned joining_grid_of(const Call& c) { return cuda::grid_of(blocks_of(c.channels, channels_of_block)); }
 
-/// Calls `body.operator()<T, V>(deal)`, with packs of 16 bytes where the arrays allow it.
+/// Calls `body.operator()<T, V>(deal)`, with packs of 16 bytes where x and the arrays allow it.
 template <class F>
-void with_packs(const Call& c, const void* a, const void* b, F&& body) {
+void with_packs(const Call& c, std::initializer_list<const void*> arrays, F&& body) {
   for_floating(c.dtype, [&]<class T>() {
     constexpr int V = wide_count<T>;
-    const auto data = [](const void* p) { return static_cast<const T*>(p); };
-    if (wide_rows<T>(c.channels, data(c.x), data(a), data(b)))
+    bool wide = wide_rows<T>(c.channels, static_cast<const T*>(c.x));
+    for (const void* array : arrays) wide = wide && wide_rows<T>(c.channels, static_cast<const T*>(array));
+    if (wide)
       body.template operator()<T, V>(deal_of(c, V));
     else
       body.template operator()<T, 1>(deal_of(c, 1));
   });
+}
+
+/// Calls `body.operator()<epilogue>()`; single elements are rare enough for kernels that ask at each whether
+/// there is one.
+template <int V, class F>
+void with_epilogue_of(bool epilogue, F&& body) {
+  if constexpr (V == 1)
+    body.template operator()<true>();
+  else
+    with_epilogue(epilogue, body);
 }
 
 }  // namespace
@@ -317,26 +363,33 @@ std::int64_t BatchNormCall::pieces() const {
 }
 
 void launch_channel_statistics(const Call& c) {
-  with_packs(c, nullptr, nullptr, [&]<class T, int V>(const Deal&) {
+  with_packs(c, {}, [&]<class T, int V>(const Deal&) {
     const Deal s = deal_of(c, summed(V));
-    sums_of_pieces<T, summed(V), false><<<grid_of(s), block, 0, c.stream>>>(c, nullptr, s);
+    sums_of_values<T, summed(V)><<<grid_of(s), block, 0, c.stream>>>(c, s);
     statistics<T><<<joining_grid_of(c), block, 0, c.stream>>>(c, s.pieces);
   });
 }
 
 void launch_batch_norm(const Call& c) {
-  with_packs(c, c.y, nullptr, [&]<class T, int V>(const Deal& d) {
-    normalise<T, V><<<grid_of(d), block, 0, c.stream>>>(c, d);
+  with_packs(c, {c.y, c.epilogue.residual}, [&]<class T, int V>(const Deal& d) {
+    with_epilogue_of<V>(c.epilogue.any(), [&]<bool epilogue>() {
+      normalise<T, V, epilogue><<<grid_of(d), block, 0, c.stream>>>(c, d);
+    });
   });
 }
 
 void launch_batch_norm_grad(const BatchNormGradCall& g) {
   const Call& c = g.forward;
-  with_packs(c, g.gy, g.gx, [&]<class T, int V>(const Deal& d) {
+  with_packs(c, {g.gy, g.gx, g.epilogue.y, g.epilogue.residual}, [&]<class T, int V>(const Deal& d) {
     const Deal s = deal_of(c, summed(V));
-    sums_of_pieces<T, summed(V), true><<<grid_of(s), block, 0, c.stream>>>(c, g.gy, s);
+    with_epilogue_of<V>(g.epilogue.any(), [&]<bool epilogue>() {
+      sums_of_gradients<T, summed(V), epilogue><<<grid_of(s), block, 0, c.stream>>>(g, s);
+    });
     finish_sums<T><<<joining_grid_of(c), block, 0, c.stream>>>(g, d.pieces);
-    gradient<T, V><<<grid_of(d), block, 0, c.stream>>>(g, d);
+    const BatchNormGradCall rest = after_sums(g);
+    with_epilogue_of<V>(rest.epilogue.any(), [&]<bool epilogue>() {
+      gradient<T, V, epilogue><<<grid_of(d), block, 0, c.stream>>>(rest, d);
+    });
   });
 }
 

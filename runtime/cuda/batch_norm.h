@@ -3,6 +3,7 @@
 #pragma once
 
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/norm_epilogue.h"
 
 namespace sherd::cuda {
 
@@ -14,6 +15,7 @@ struct BatchNormCall {
   double eps = 0;
   const void *x = nullptr, *weight = nullptr, *bias = nullptr;
   void *mean = nullptr, *variance = nullptr, *y = nullptr;
+  NormEpilogue epilogue{};  ///< not of a gradient, which has its own
   cudaStream_t stream = nullptr;
   /// Pieces that the batch is cut into, so that few channels keep many blocks busy.
   std::int64_t pieces() const;
@@ -21,7 +23,7 @@ struct BatchNormCall {
 };
 /// Writes mean and variance (without bias correction).
 void launch_channel_statistics(const BatchNormCall& call);
-/// Writes y from mean and variance.
+/// Writes y from mean and variance, after the epilogue.
 void launch_batch_norm(const BatchNormCall& call);
 
 struct BatchNormGradCall {
@@ -30,6 +32,7 @@ struct BatchNormGradCall {
   const void* gy = nullptr;
   void *gx = nullptr, *gweight = nullptr, *gbias = nullptr;
   void* of_channels = nullptr;  ///< room for 2 values of the compute type a channel
+  NormEpilogueGrad epilogue{};
 };
 void launch_batch_norm_grad(const BatchNormGradCall& call);
 

@@ -1,6 +1,6 @@
 #include "runtime/cuda/plane_norm.h"
 
-#include "runtime/cuda/block.cuh"
+#include "runtime/cuda/norm_epilogue.cuh"
 
 namespace sherd::cuda {
 namespace {
@@ -76,40 +76,59 @@ struct Deal {
   bool wide;
 };
 
-/// Of each piece the sums of x and of its squares, from the set's origin; or, with gy, of gy and of gy (x -
-/// mean).
-template <class T, bool gradient>
-__global__ void __launch_bounds__(threads_per_block)
-    sums_of_pieces(const Call c, const void* upstream, const Deal d) {
-  using C = compute_t<T>;
+/// Adds the two sums of a piece up and writes them.
+__device__ void write_sums(const Call& c, const Deal& d, const Piece& piece, double first, double second) {
   __shared__ double shared[threads_per_block / warp_size];
-  const Piece piece(c, d.lanes, d.pieces, d.length);
-  const T *x = static_cast<const T*>(c.x), *gy = static_cast<const T*>(upstream);
-  double first = 0, second = 0;
-  const std::int64_t set = piece.inside ? set_of(c, piece.plane) : 0;
-  const double origin = gradient ? static_cast<double>(at<T>(c.mean, set)) : origin_of<T>(c, set);
-  piece.template for_each<wide_count<T>>(d.wide, [&]<int V>(std::int64_t i) {
-    const Packed<V, T> values = load_pack<V>(x + i);
-    Packed<V, T> back = values;
-    if constexpr (gradient) back = load_pack<V>(gy + i);
-#pragma unroll
-    for (int j = 0; j < V; ++j) {
-      if constexpr (gradient) {
-        const C up = widen(back.at[j]), along = up * (widen(values.at[j]) - static_cast<C>(origin));
-        first += static_cast<double>(up);
-        second += static_cast<double>(along);
-      } else {
-        const double from = static_cast<double>(widen(values.at[j])) - origin;
-        first += from;
-        second = fma(from, from, second);
-      }
-    }
-  });
   first = sum_of_lanes(first, d.lanes, shared);
   second = sum_of_lanes(second, d.lanes, shared);
   if (piece.lane != 0 || !piece.inside) return;
   double* to = c.sums + 2 * (piece.plane * d.pieces + (piece.begin - piece.plane * c.inner) / d.length);
   to[0] = first, to[1] = second;
+}
+
+/// Of each piece the sums of x and of its squares, from the set's origin.
+template <class T>
+__global__ void __launch_bounds__(threads_per_block) sums_of_values(const Call c, const Deal d) {
+  const Piece piece(c, d.lanes, d.pieces, d.length);
+  double first = 0, second = 0;
+  const double origin = origin_of<T>(c, piece.inside ? set_of(c, piece.plane) : 0);
+  piece.template for_each<wide_count<T>>(d.wide, [&]<int V>(std::int64_t i) {
+    const Packed<V, T> values = load_pack<V>(static_cast<const T*>(c.x) + i);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const double from = static_cast<double>(widen(values.at[j])) - origin;
+      first += from;
+      second = fma(from, from, second);
+    }
+  });
+  write_sums(c, d, piece, first, second);
+}
+
+/// Of each piece the sums of the gradient of its normalised values, and of that times x - mean. That gradient
+/// is the residual's too.
+template <class T, bool epilogue>
+__global__ void __launch_bounds__(threads_per_block)
+    sums_of_gradients(const PlaneNormGradCall g, const Deal d) {
+  using C = compute_t<T>;
+  const Call& c = g.forward;
+  const Piece piece(c, d.lanes, d.pieces, d.length);
+  double first = 0, second = 0;
+  const C mean = at<T>(c.mean, piece.inside ? set_of(c, piece.plane) : 0);
+  piece.template for_each<wide_count<T>>(d.wide, [&]<int V>(std::int64_t i) {
+    const Raw<V, T> x = load_at<V, T>(c.x, i);
+    C value[V], up[V];
+    x.widen_to(value);
+    Upstream<V, T, epilogue>(g.gy, g.epilogue, i).widen_to(g.epilogue, up);
+    if (epilogue && g.epilogue.residual != nullptr)
+      Raw<V, T>::of(up).store(static_cast<T*>(g.epilogue.residual) + i);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      const C along = up[j] * (value[j] - mean);
+      first += static_cast<double>(up[j]);
+      second += static_cast<double>(along);
+    }
+  });
+  write_sums(c, d, piece, first, second);
 }
 
 /// A block a set.
@@ -135,7 +154,7 @@ __global__ void __launch_bounds__(threads_per_block) statistics(const Call c, st
       static_cast<C>(c.spread_is == Call::Spread::rstd ? 1 / std::sqrt(variance + c.eps) : variance);
 }
 
-template <class T>
+template <class T, bool epilogue>
 __global__ void __launch_bounds__(threads_per_block) normalise(const Call c, const Deal d) {
   using C = compute_t<T>;
   const Piece piece(c, d.lanes, d.pieces, d.length);
@@ -144,10 +163,13 @@ __global__ void __launch_bounds__(threads_per_block) normalise(const Call c, con
   const C mean = at<T>(c.mean, set), factor = rstd_of<T>(c, set) * at<T>(c.weight, channel),
           shift = at<T>(c.bias, channel, C(0));
   piece.template for_each<wide_count<T>>(d.wide, [&]<int V>(std::int64_t i) {
-    Packed<V, T> pack = load_pack<V>(static_cast<const T*>(c.x) + i);
+    C value[V];
+    load_at<V, T>(c.x, i).widen_to(value);
 #pragma unroll
-    for (int j = 0; j < V; ++j) pack.at[j] = narrow<T>(std::fma(widen(pack.at[j]) - mean, factor, shift));
-    store_pack(static_cast<T*>(c.y) + i, pack);
+    for (int j = 0; j < V; ++j) value[j] = std::fma(value[j] - mean, factor, shift);
+    Raw<V, T> y = Raw<V, T>::of(value);
+    if constexpr (epilogue) y = finished(c.epilogue, y, load_if<V, T>(c.epilogue.residual, i));
+    y.store(static_cast<T*>(c.y) + i);
   });
 }
 
@@ -185,7 +207,7 @@ __global__ void __launch_bounds__(threads_per_block)
   to[1] = g.through_statistics ? static_cast<C>(ones / elements) : C(0);
 }
 
-template <class T>
+template <class T, bool epilogue>
 __global__ void __launch_bounds__(threads_per_block) gradient(const PlaneNormGradCall g, const Deal d) {
   using C = compute_t<T>;
   const Call& c = g.forward;
@@ -197,27 +219,26 @@ __global__ void __launch_bounds__(threads_per_block) gradient(const PlaneNormGra
   const C back = static_cast<const C*>(g.of_sets)[2 * set],
           shift = static_cast<const C*>(g.of_sets)[2 * set + 1];
   piece.template for_each<wide_count<T>>(d.wide, [&]<int V>(std::int64_t i) {
-    const Packed<V, T> x = load_pack<V>(static_cast<const T*>(c.x) + i);
-    Packed<V, T> up = load_pack<V>(static_cast<const T*>(g.gy) + i);
+    C value[V], up[V];
+    load_at<V, T>(c.x, i).widen_to(value);
+    Upstream<V, T, epilogue>(g.gy, g.epilogue, i).widen_to(g.epilogue, up);
 #pragma unroll
-    for (int j = 0; j < V; ++j) {
-      const C from = widen(x.at[j]) - mean;
-      up.at[j] = narrow<T>(std::fma(from, back, std::fma(weight, widen(up.at[j]), -shift)) * rstd);
-    }
-    store_pack(static_cast<T*>(g.gx) + i, up);
+    for (int j = 0; j < V; ++j)
+      up[j] = std::fma(value[j] - mean, back, std::fma(weight, up[j], -shift)) * rstd;
+    Raw<V, T>::of(up).store(static_cast<T*>(g.gx) + i);
   });
 }
 
 constexpr std::int64_t short_plane = 1024;  // a warp's
 
-template <class T>
-Deal deal_of(const Call& c, const void* a, const void* b = nullptr) {
+template <class T, class... P>
+Deal deal_of(const Call& c, const P*... arrays) {
   const std::int64_t pieces = c.pieces();
   constexpr std::int64_t whole = 16;  // elements, so that pieces begin where wide loads may
   const auto data = [](const void* p) { return static_cast<const T*>(p); };
   return {c.inner <= short_plane ? warp_size : threads_per_block, pieces,
           blocks_of(blocks_of(c.inner, pieces), whole) * whole,
-          wide_rows<T>(c.inner, data(c.x), data(a), data(b))};
+          wide_rows<T>(c.inner, data(c.x), data(arrays)...)};
 }
 unsigned grid_of(const Call& c, const Deal& d) {
   return cuda::grid_of(blocks_of(c.planes * d.pieces, threads_per_block / d.lanes));
@@ -233,27 +254,34 @@ std::int64_t PlaneNormCall::pieces() const {
 
 void launch_plane_statistics(const Call& c) {
   for_floating(c.dtype, [&]<class T>() {
-    const Deal deal = deal_of<T>(c, nullptr);
-    sums_of_pieces<T, false><<<grid_of(c, deal), threads_per_block, 0, c.stream>>>(c, nullptr, deal);
+    const Deal deal = deal_of<T>(c);
+    sums_of_values<T><<<grid_of(c, deal), threads_per_block, 0, c.stream>>>(c, deal);
     statistics<T><<<cuda::grid_of(c.set_count()), threads_per_block, 0, c.stream>>>(c, deal.pieces);
   });
 }
 
 void launch_plane_norm(const Call& c) {
   for_floating(c.dtype, [&]<class T>() {
-    const Deal deal = deal_of<T>(c, c.y);
-    normalise<T><<<grid_of(c, deal), threads_per_block, 0, c.stream>>>(c, deal);
+    const Deal deal = deal_of<T>(c, c.y, c.epilogue.residual);
+    with_epilogue(c.epilogue.any(), [&]<bool epilogue>() {
+      normalise<T, epilogue><<<grid_of(c, deal), threads_per_block, 0, c.stream>>>(c, deal);
+    });
   });
 }
 
 void launch_plane_norm_grad(const PlaneNormGradCall& g) {
   const Call& c = g.forward;
   for_floating(c.dtype, [&]<class T>() {
-    const Deal deal = deal_of<T>(c, g.gy, g.gx);
-    sums_of_pieces<T, true><<<grid_of(c, deal), threads_per_block, 0, c.stream>>>(c, g.gy, deal);
+    const Deal deal = deal_of<T>(c, g.gy, g.gx, g.epilogue.y, g.epilogue.residual);
+    with_epilogue(g.epilogue.any(), [&]<bool epilogue>() {
+      sums_of_gradients<T, epilogue><<<grid_of(c, deal), threads_per_block, 0, c.stream>>>(g, deal);
+    });
     finish_sums<T>
         <<<cuda::grid_of(c.set_count() + c.channels), threads_per_block, 0, c.stream>>>(g, deal.pieces);
-    gradient<T><<<grid_of(c, deal), threads_per_block, 0, c.stream>>>(g, deal);
+    const PlaneNormGradCall rest = after_sums(g);
+    with_epilogue(rest.epilogue.any(), [&]<bool epilogue>() {
+      gradient<T, epilogue><<<grid_of(c, deal), threads_per_block, 0, c.stream>>>(rest, deal);
+    });
   });
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/norm_epilogue.h"
 
 namespace sherd::cuda {
 
@@ -18,6 +19,7 @@ struct PlaneNormCall {
   double eps = 0;
   const void *x = nullptr, *weight = nullptr, *bias = nullptr;  ///< weight and bias may be null
   void *mean = nullptr, *spread = nullptr, *y = nullptr;
+  NormEpilogue epilogue{};  ///< not of a gradient, which has its own
   cudaStream_t stream = nullptr;
   /// Pieces that a plane is cut into, so that few planes keep many blocks busy.
   std::int64_t pieces() const;
@@ -27,7 +29,7 @@ struct PlaneNormCall {
 };
 /// Writes mean and spread.
 void launch_plane_statistics(const PlaneNormCall& call);
-/// Writes y = (x - mean) / deviation weight + bias.
+/// Writes y = (x - mean) / deviation weight + bias, after the epilogue.
 void launch_plane_norm(const PlaneNormCall& call);
 
 struct PlaneNormGradCall {
@@ -36,6 +38,7 @@ struct PlaneNormGradCall {
   const void* gy = nullptr;
   void *gx = nullptr, *gweight = nullptr, *gbias = nullptr;
   void* of_sets = nullptr;  ///< room for 2 values of the compute type a set
+  NormEpilogueGrad epilogue{};
 };
 void launch_plane_norm_grad(const PlaneNormGradCall& call);
 

@@ -4,8 +4,10 @@
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
+#include "runtime/elementwise.h"
 #include "runtime/given.h"
 #include "runtime/ops.h"
+#include "runtime/ops/relu.h"
 
 namespace sherd {
 namespace ops {
@@ -34,6 +36,14 @@ void check_statistics(const Spec& x, const Spec& s, std::string_view what) {
                     x.shape[1]);
 }
 
+void check_residual(const Spec& x, const Spec& residual) {
+  check<DTypeError>(residual.dtype == x.dtype,
+                    "batch_norm: input is {} and its residual {}; cast one of them", name_of(x.dtype),
+                    name_of(residual.dtype));
+  check<ShapeError>(residual.shape == x.shape, "batch_norm: residual of shape {} for an input of shape {}",
+                    residual.shape, x.shape);
+}
+
 /// The rule of CUDA's backward, which programs rely on: with axes beyond the channels, the running statistics
 /// have the weight's precision.
 void check_precision(SpecSpan in) {
@@ -47,7 +57,52 @@ void check_precision(SpecSpan in) {
       long_name_of(expected), long_name_of(mean.dtype), x.shape, expected, mean.dtype);
 }
 
+/// The op without residual and ReLU, in other ops.
+Tensors normalised(const BatchNorm& op, Inputs in) {
+  const Tensor x = to(in[0], wide(in[0].dtype()));
+  Shape others{0}, column{x.shape()[1]};
+  for (int i = 2; i < x.rank(); ++i) {
+    others.push_back(i);
+    column.push_back(1);
+  }
+  const auto along = [&](const Tensor& t) { return reshape(to(t, x.dtype()), column); };
+  const Tensor mean = op.training ? sherd::mean(x, others, Keep::dims) : along(in[3].detach());
+  const Tensor centred = sub(x, mean);
+  const Tensor variance =
+      op.training ? sherd::mean(square(centred), others, Keep::dims) : along(in[4].detach());
+  Tensor y = mul(centred, rsqrt(add(variance, op.eps)));
+  if (in[1].defined()) y = mul(y, along(in[1]));
+  if (in[2].defined()) y = add(y, along(in[2]));
+  const Shape channels{x.shape()[1]};
+  return {to(y, in[0].dtype()), reshape(mean, channels), reshape(variance, channels)};
+}
+
+constexpr std::size_t residual_at = 5;
+
+/// The gradient of what ReLU is taken of.
+Tensor before_relu(const Tensor& gy, const Tensor& y) { return apply(ElementwiseGrad<Relu, 0>{}, gy, y); }
+
+/// Gradients that are recorded: of the reference, but that ReLU's reads y, so that no residual is kept.
+Tensors recorded_gradients(const BatchNorm& op, const GradArgs& args) {
+  const Tensor gy[] = {op.relu ? before_relu(args.gy[0], args.outputs[0]) : args.gy[0], args.gy[1],
+                       args.gy[2]};
+  GradArgs of_norm = args;
+  of_norm.gy = gy;
+  of_norm.inputs = args.inputs.first(residual_at);
+  of_norm.specs = args.specs.first(residual_at);
+  Tensors grads = detail::reference_gradient(of_norm, [&](Inputs in) { return normalised(op, in); });
+  grads.push_back(args.need(residual_at) ? gy[0] : Tensor());
+  return grads;
+}
+
 }  // namespace
+
+/// Running statistics of a training step may change before its backward.
+Reads BatchNorm::reads(Mask needs) const {
+  const Reads of_relu{0, relu ? Mask{1} : Mask{0}};
+  if ((needs & 0b111) == 0) return of_relu;
+  return Reads{training ? Mask{0b00111} : Mask{0b11111}, 0b110} | of_relu;
+}
 
 Specs BatchNorm::infer(SpecSpan in) const {
   const Spec& x = in[0];
@@ -59,6 +114,7 @@ Specs BatchNorm::infer(SpecSpan in) const {
   if (!in[2].is_none()) check_affine(x, in[2], "bias");
   if (!in[3].is_none()) check_statistics(x, in[3], "running_mean");
   if (!in[4].is_none()) check_statistics(x, in[4], "running_var");
+  if (!in[5].is_none()) check_residual(x, in[5]);
   check<ValueError>(in[3].is_none() == in[4].is_none(),
                     "batch_norm: running_mean and running_var come together or not at all");
   check<ValueError>(training || !in[3].is_none(),
@@ -73,32 +129,35 @@ Specs BatchNorm::infer(SpecSpan in) const {
 }
 
 Tensors BatchNorm::grad(const GradArgs& args) const {
+  Tensors grads(residual_at + 1);
+  if (!args.need(0) && !args.need(1) && !args.need(2)) {
+    if (args.need(residual_at))
+      grads[residual_at] = relu ? before_relu(args.gy[0], args.outputs[0]) : args.gy[0];
+    return grads;
+  }
   if (training) check_precision(args.specs);
-  if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
-  const Tensor in[] = {args.gy[0], args.inputs[0], args.inputs[1], args.outputs[1], args.outputs[2]};
-  const Tensors wide = apply_many(BatchNormGrad{training, eps}, in);
-  Tensors grads(5);
+  if (args.create_graph) return recorded_gradients(*this, args);
+  const Tensor in[] = {args.gy[0],      args.inputs[0],  args.inputs[1],
+                       args.outputs[1], args.outputs[2], relu ? args.outputs[0] : Tensor()};
+  const bool of_residual = relu && args.need(residual_at);
+  const Tensors made = apply_many(BatchNormGrad{training, eps, of_residual}, in);
   for (std::size_t i = 0; i < 3; ++i)
-    if (args.need(i)) grads[i] = to(wide[i], args.specs[i].dtype);
+    if (args.need(i)) grads[i] = to(made[i], args.specs[i].dtype);
+  if (args.need(residual_at)) grads[residual_at] = of_residual ? made[3] : args.gy[0];
   return grads;
 }
 
 Tensors BatchNorm::reference(Inputs in) const {
-  const Tensor x = to(in[0], wide(in[0].dtype()));
-  Shape others{0}, column{x.shape()[1]};
-  for (int i = 2; i < x.rank(); ++i) {
-    others.push_back(i);
-    column.push_back(1);
-  }
-  const auto along = [&](const Tensor& t) { return reshape(to(t, x.dtype()), column); };
-  const Tensor mean = training ? sherd::mean(x, others, Keep::dims) : along(in[3].detach());
-  const Tensor centred = sub(x, mean);
-  const Tensor variance = training ? sherd::mean(square(centred), others, Keep::dims) : along(in[4].detach());
-  Tensor y = mul(centred, rsqrt(add(variance, eps)));
-  if (in[1].defined()) y = mul(y, along(in[1]));
-  if (in[2].defined()) y = add(y, along(in[2]));
-  const Shape channels{x.shape()[1]};
-  return {to(y, in[0].dtype()), reshape(mean, channels), reshape(variance, channels)};
+  Tensors out = normalised(*this, in);
+  if (in[residual_at].defined()) out[0] = add(out[0], in[residual_at]);
+  if (relu) out[0] = sherd::relu(out[0]);
+  return out;
+}
+
+Specs BatchNormGrad::infer(SpecSpan in) const {
+  Specs out{in[1], in[3], in[3]};
+  if (of_residual) out.push_back(in[1]);
+  return out;
 }
 
 Tensors BatchNormGrad::reference(Inputs in) const {
@@ -109,7 +168,8 @@ Tensors BatchNormGrad::reference(Inputs in) const {
     column.push_back(1);
   }
   const auto along = [&](const Tensor& t) { return reshape(to(t, wide), column); };
-  const Tensor gy = to(in[0], wide), rstd = rsqrt(add(along(in[4]), eps));
+  const Tensor of_norm = in[5].defined() ? before_relu(in[0], in[5]) : in[0];
+  const Tensor gy = to(of_norm, wide), rstd = rsqrt(add(along(in[4]), eps));
   const Tensor normal = mul(sub(to(in[1], wide), along(in[3])), rstd);
   const Tensor g_weight = sum(mul(gy, normal), others, Keep::dims), g_bias = sum(gy, others, Keep::dims);
   Tensor g = gy;
@@ -119,7 +179,9 @@ Tensors BatchNormGrad::reference(Inputs in) const {
   }
   if (in[2].defined()) g = mul(g, along(in[2]));
   const Shape channels{in[1].shape()[1]};
-  return {to(mul(g, rstd), in[1].dtype()), reshape(g_weight, channels), reshape(g_bias, channels)};
+  Tensors out{to(mul(g, rstd), in[1].dtype()), reshape(g_weight, channels), reshape(g_bias, channels)};
+  if (of_residual) out.push_back(of_norm);
+  return out;
 }
 
 }  // namespace ops
@@ -139,15 +201,16 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
   detail::check_given("batch_norm", x);
   check<ValueError>(options.momentum >= 0 && options.momentum <= 1,
                     "batch_norm: momentum {} is outside [0, 1]", options.momentum);
-  const Tensor in[] = {x, weight, bias, running_mean, running_var};
-  const Tensors out = apply_many(ops::BatchNorm{options.training, options.eps}, in);
+  const Tensor in[] = {x, weight, bias, running_mean, running_var, options.residual};
+  const bool relu = options.activation == Activation::relu;
+  const Tensors out = apply_many(ops::BatchNorm{options.training, options.eps, relu}, in);
   if (options.training && running_mean.defined() && x.numel() > 0) {
     const NoGrad guard;
     const auto n = static_cast<double>(x.numel() / x.shape()[1]);
     follow(running_mean, out[1], options.momentum, 1);
     follow(running_var, out[2], options.momentum, n / (n - 1));
   }
-  return out[0];
+  return options.activation == Activation::gelu ? gelu(out[0]) : out[0];
 }
 
 }  // namespace sherd

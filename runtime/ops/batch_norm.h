@@ -5,45 +5,50 @@
 
 namespace sherd::ops {
 
-/// Inputs: x (N, C, ...), weight, bias, running mean, running variance ((C) each, or none). Outputs: y, and
-/// the mean and variance it was made with: the batch's in training, else the running ones. A gradient flows
-/// to the first three.
+/// Inputs: x (N, C, ...), weight, bias, running mean, running variance ((C) each, or none), and a residual of
+/// the shape of x, or none, which is added. Outputs: y, after ReLU if the op has it, and the mean and
+/// variance it was made with: the batch's in training, else the running ones. A gradient flows to the first
+/// three and to the residual.
 struct BatchNorm {
   static constexpr std::string_view name = "batch_norm";
-  static constexpr Arity arity = 5;
-  static constexpr Mask optional = 0b11110;
-  static constexpr Mask dense = 0b11110;
+  static constexpr Arity arity = 6;
+  static constexpr Mask optional = 0b111110;
+  static constexpr Mask dense = 0b011110;
   bool training = true;
   double eps = 1e-5;
+  bool relu = false;
 
-  /// Running statistics of a training step may change before its backward.
-  Reads reads(Mask) const { return {training ? Mask{0b00111} : Mask{0b11111}, 0b110}; }
+  Reads reads(Mask needs) const;
   Specs infer(SpecSpan in) const;
   Tensors grad(const GradArgs& args) const;
   Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
     on("training", training);
     on("eps", eps);
+    on("relu", relu);
   }
   bool operator==(const BatchNorm&) const = default;
 };
 
-/// Inputs: gy, x, weight or none, mean, variance. Outputs: gradients of x, weight and bias, the last two in
-/// the dtype of the statistics.
+/// Inputs: gy, x, weight or none, mean, variance, and y where ReLU made it, else none. Outputs: gradients of
+/// x, weight and bias, the last two in the dtype of the statistics, and of the residual where it is asked
+/// for.
 struct BatchNormGrad {
   static constexpr std::string_view name = "batch_norm_grad";
-  static constexpr Arity arity = 5;
-  static constexpr Mask optional = 0b100;
-  static constexpr Mask dense = 0b11100;
+  static constexpr Arity arity = 6;
+  static constexpr Mask optional = 0b100100;
+  static constexpr Mask dense = 0b011100;
   static constexpr bool differentiable = false;
   bool training = true;
   double eps = 1e-5;
+  bool of_residual = false;
 
-  Specs infer(SpecSpan in) const { return {in[1], in[3], in[3]}; }
+  Specs infer(SpecSpan in) const;
   Tensors reference(Inputs in) const;
   void fields(auto&& on) const {
     on("training", training);
     on("eps", eps);
+    on("of_residual", of_residual);
   }
   bool operator==(const BatchNormGrad&) const = default;
 };

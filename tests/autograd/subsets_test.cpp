@@ -25,6 +25,12 @@ const Fused fused[] = {
     {"batch_norm",
      {{5, 3, 2}, {3}, {3}},
      [](std::span<const Tensor> in) { return batch_norm(in[0], {}, {}, in[1], in[2], {.training = true}); }},
+    {"batch_norm with a residual and ReLU",
+     {{5, 3, 2}, {3}, {3}, {5, 3, 2}},
+     [](std::span<const Tensor> in) {
+       return batch_norm(in[0], {}, {}, in[1], in[2],
+                         {.training = true, .residual = in[3], .activation = Activation::relu});
+     }},
     {"attention",
      {{1, 2, 3, 4}, {1, 2, 5, 4}, {1, 2, 5, 4}},
      [](std::span<const Tensor> in) { return attention(in[0], in[1], in[2], {.causal = true}); }},

@@ -7,6 +7,9 @@
 
 namespace sherd::bench {
 
+/// A batch norm that ReLU follows.
+inline const nn::BatchNormLayerOptions relued{.activation = Activation::relu};
+
 // ---- ResNet-50 (He et al., 2016) ----
 
 struct Bottleneck final : nn::Layer<Bottleneck> {
@@ -19,16 +22,16 @@ struct Bottleneck final : nn::Layer<Bottleneck> {
       : conv1(in, middle, 1, {.bias = nn::Bias::no}),
         conv2(middle, middle, 3, {.stride = stride, .padding = 1, .bias = nn::Bias::no}),
         conv3(middle, 4 * middle, 1, {.bias = nn::Bias::no}),
-        norm1(middle),
-        norm2(middle),
-        norm3(4 * middle) {
+        norm1(middle, relued),
+        norm2(middle, relued),
+        norm3(4 * middle, relued) {
     if (stride == 1 && in == 4 * middle) return;
     down.emplace_back(in, 4 * middle, 1, nn::Conv2dLayerOptions{.stride = stride, .bias = nn::Bias::no});
     down_norm.emplace_back(4 * middle);
   }
   Tensor forward(const Tensor& x) const {
-    const Tensor y = norm3(conv3(relu(norm2(conv2(relu(norm1(conv1(x))))))));
-    return relu(add(y, down.size() > 0 ? down_norm[0](down[0](x)) : x));
+    const Tensor y = conv3(norm2(conv2(norm1(conv1(x)))));
+    return norm3(y, down.size() > 0 ? down_norm[0](down[0](x)) : x);
   }
   void visit(auto&& on) {
     on("conv1", conv1);
@@ -44,7 +47,7 @@ struct Bottleneck final : nn::Layer<Bottleneck> {
 
 struct ResNet50 final : nn::Layer<ResNet50> {
   nn::Conv2d conv{3, 64, 7, {.stride = 2, .padding = 3, .bias = nn::Bias::no}};
-  nn::BatchNorm2d norm{64};
+  nn::BatchNorm2d norm{64, relued};
   nn::ModuleList<Bottleneck> blocks;
   nn::Linear head{2048, 1000};
 
@@ -57,7 +60,7 @@ struct ResNet50 final : nn::Layer<ResNet50> {
     }
   }
   Tensor forward(const Tensor& x) const {
-    Tensor y = max_pool2d(relu(norm(conv(x))), 3, {.stride = 2, .padding = 1});
+    Tensor y = max_pool2d(norm(conv(x)), 3, {.stride = 2, .padding = 1});
     for (const Bottleneck& block : blocks) y = block(y);
     return head(flatten(adaptive_avg_pool2d(y, 1, 1), 1));
   }
@@ -77,9 +80,9 @@ struct TwoConvs final : nn::Layer<TwoConvs> {
   TwoConvs(std::int64_t in, std::int64_t out)
       : conv1(in, out, 3, {.padding = 1, .bias = nn::Bias::no}),
         conv2(out, out, 3, {.padding = 1, .bias = nn::Bias::no}),
-        norm1(out),
-        norm2(out) {}
-  Tensor forward(const Tensor& x) const { return relu(norm2(conv2(relu(norm1(conv1(x)))))); }
+        norm1(out, relued),
+        norm2(out, relued) {}
+  Tensor forward(const Tensor& x) const { return norm2(conv2(norm1(conv1(x)))); }
   void visit(auto&& on) {
     on("conv1", conv1);
     on("norm1", norm1);

@@ -293,6 +293,16 @@ std::vector<OpRow> written_rows() {
         const TensorOptions like{in[0].dtype()};
         return batch_norm(in[0], zeros({16}, like), ones({16}, like), in[1], in[2], {.training = true});
       });
+  put(
+      "batch_norm_residual_relu",
+      [](std::int64_t n, DType d) -> List {
+        return {normal(images(n), d), normal({16}, d), normal({16}, d), normal(images(n), d)};
+      },
+      [](const List& in) {
+        const TensorOptions like{in[0].dtype()};
+        return batch_norm(in[0], zeros({16}, like), ones({16}, like), in[1], in[2],
+                          {.training = true, .residual = in[3], .activation = Activation::relu});
+      });
   put("attention_keys", heads_and([](std::int64_t b, std::int64_t t) -> Shape { return {b, 1, 1, t}; }),
       attend_masked, true);
   put("attention_pairs", heads_and([](std::int64_t, std::int64_t t) -> Shape { return {t, t}; }),

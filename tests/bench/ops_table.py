@@ -425,6 +425,9 @@ OPS = {
     "avg_pool2d": (image, lambda x: F.avg_pool2d(x, 2)),
     "batch_norm": (channels, lambda x, w, b: F.batch_norm(x, torch.zeros(16, dtype=x.dtype),
                                                           torch.ones(16, dtype=x.dtype), w, b, True)),
+    "batch_norm_residual_relu": (lambda n, d: [*channels(n, d), normal(*images(n), d=d)],
+                                 lambda x, w, b, r: F.relu(F.batch_norm(x, torch.zeros(16, dtype=x.dtype),
+                                                                        torch.ones(16, dtype=x.dtype), w, b, True) + r)),
 }
 
 

@@ -14,6 +14,7 @@
 #include "runtime/ops/listing.h"
 #include "runtime/ops/pool2d.h"
 #include "tests/cuda/agree.h"
+#include "tests/runtime/norm_epilogue.h"
 
 using namespace sherd;
 using namespace sherd::test;
@@ -279,10 +280,45 @@ TEST_CASE("cuda: batch norm of images with channels last is that of rows, gradie
           CHECK(relative_distance(followed[1], followed[0]) <= row_tolerance(kept));
           const Tensor x = last(in[0]);
           for (const Tensor& gy : {in[0], x}) {
-            const Tensor of_batch[] = {gy, x, Tensor{}, to(mean, wide), to(variance, wide)};
+            const Tensor of_batch[] = {gy, x, Tensor{}, to(mean, wide), to(variance, wide), Tensor{}};
             CHECK(lies_last(apply_many(ops::BatchNormGrad{training}, of_batch)[0]));
           }
         }
+}
+
+TEST_CASE("cuda: batch_norm with a residual and ReLU has the bits of the three ops, gradients too") {
+  if (no_gpu()) return;
+  for (const Shape& shape :
+       {Shape{33, 70}, Shape{300, 64}, Shape{3, 6, 2}, Shape{3, 17, 33}, Shape{2, 8, 5, 7},
+        Shape{2, 65, 7, 9}, Shape{4, 16, 32, 32}, Shape{2, 2, 141, 143}}) {
+    check_norm_epilogues(shape, gpu, [](const Tensor& t) { return t; });
+    if (shape.rank() > 2) check_norm_epilogues(shape, gpu, last);
+  }
+  check_norm_epilogue({{0, 3, 2}, f32}, gpu, 0b1111, [](const Tensor& t) { return t; });
+}
+
+TEST_CASE(
+    "cuda: batch_norm with a residual and ReLU leaves images as they lie, and takes a residual that lies "
+    "otherwise",
+    "[sanitized]") {
+  if (no_gpu()) return;
+  for (DType dtype : floats)
+    for (const bool x_last : {false, true})
+      for (const bool r_last : {false, true}) {
+        INFO(name_of(dtype) << " x last " << x_last << " residual last " << r_last);
+        const Shape shape{2, 24, 9, 7};
+        const Tensor x = on_gpu(numbers(shape, dtype, 1)), r = on_gpu(numbers(shape, dtype, 2));
+        const Tensor in[] = {x_last ? last(x) : x, {}, {}, {}, {}, r_last ? last(r) : r};
+        const Tensors out = apply_many(ops::BatchNorm{.relu = true}, in);
+        CHECK(lies_last(out[0]) == x_last);
+        const Tensor plain[] = {x, {}, {}, {}, {}, {}};
+        if (!x_last) CHECK(same_bits(out[0], relu(add(apply_many(ops::BatchNorm{}, plain)[0], r))));
+        const Tensor back[] = {r_last ? last(r) : r, in[0], {}, out[1], out[2], out[0]};
+        const Tensors grads = apply_many(ops::BatchNormGrad{.of_residual = true}, back);
+        CHECK(lies_last(grads[0]) == x_last);
+        CHECK(lies_last(grads[3]) == x_last);
+        CHECK(same_bits(grads[3], where(greater(out[0], 0), r, zeros_like(r))));
+      }
 }
 
 TEST_CASE("cuda: statistics of batch norm are right far from 0, for rows and for channels last") {
@@ -291,7 +327,7 @@ TEST_CASE("cuda: statistics of batch norm are right far from 0, for rows and for
     Values values(38);
     const Tensor x = add(values(shape, f32, -1, 1), 1000), moved = on_gpu(x);
     const auto statistics = [&](const Tensor& t) {
-      const Tensor in[] = {t, {}, {}, {}, {}};
+      const Tensor in[] = {t, {}, {}, {}, {}, {}};
       const Tensors out = apply_many(ops::BatchNorm{}, in);
       return std::vector<Tensor>{out[1], out[2]};
     };

@@ -214,7 +214,10 @@ Tensor call(Script& in, const std::vector<Tensor>& made) {
     case 29:
       return layer_norm(pick(), pick(), pick());
     case 30:
-      return batch_norm(pick(), {}, {}, {}, {}, {.training = true});
+      return batch_norm(pick(), {}, {}, {}, {},
+                        {.training = true,
+                         .residual = in.byte() % 2 ? pick() : Tensor(),
+                         .activation = static_cast<Activation>(in.byte() % 3)});
     case 31:
       return attention(pick(), pick(), pick(), {.causal = in.byte() % 2 == 0});
     case 32:

@@ -117,6 +117,14 @@ std::vector<Case> all_layers() {
   add(all, "RmsNorm", RmsNorm(8), on({4, 8}));
   add(all, "BatchNorm1d", BatchNorm1d(4), on({6, 4}));
   add(all, "BatchNorm2d", BatchNorm2d(3), on({4, 3, 2, 2}));
+  add(all, "BatchNorm2d with ReLU", BatchNorm2d(3, {.activation = Activation::relu}), on({4, 3, 2, 2}));
+  add(all, "BatchNorm2d with a residual", BatchNorm2d(3, {.activation = Activation::relu}),
+      with<BatchNorm2d>([](BatchNorm2d& m, int, DType dtype) {
+        Tensor x = to(randn({4, 3, 5, 2}), dtype).requires_grad_();
+        const Tensor y = m(mul(x, 2.0), x);
+        sum(square(y)).backward();
+        return std::vector<Tensor>{y.detach(), x.grad()};
+      }));
   add(all, "BatchNorm2d, all batches", BatchNorm2d(3, {.momentum = {}}), on({4, 3, 2, 2}));
   add(all, "Dropout", Dropout(0.3), on({16, 8}));
   add(all, "Gelu", Gelu(), on({16, 8}));
@@ -336,12 +344,13 @@ TEST_CASE("compile: arguments that are no tensors, and empty ones, are guarded")
   const Tensor x = randn({3, 4});
   for (int i = 0; i < 2; ++i) {
     CHECK(equal_bits(layer(x, Activation::gelu), linear_gelu(x, layer.weight, layer.bias)));
+    CHECK(equal_bits(layer(x, Activation::relu), relu(linear(x, layer.weight, layer.bias))));
     CHECK(equal_bits(layer(x, Activation::none), linear(x, layer.weight, layer.bias)));
     CHECK(equal_bits(layer(x), linear(x, layer.weight, layer.bias)));
     CHECK(equal_bits(layer(x, x), linear(x, layer.weight, layer.bias, x)));
   }
-  CHECK(compiled_programs(layer).stats().programs == 4);
-  CHECK(compiled_programs(layer).stats().hits == 4);
+  CHECK(compiled_programs(layer).stats().programs == 5);
+  CHECK(compiled_programs(layer).stats().hits == 5);
 
   Overloaded overloaded;
   nn::compile(overloaded);

@@ -713,6 +713,31 @@ TEST_CASE("modules: batch normalisation counts its training batches and uses wha
   CHECK(rows(zeros({2, 3, 4})).shape() == Shape{2, 3, 4});
 }
 
+TEST_CASE("modules: a batch normalisation ends with a residual and an activation") {
+  for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu})
+    for (const std::optional<double> momentum : {std::optional(0.1), std::optional<double>()})
+      for (const bool tracked : {true, false}) {
+        const nn::BatchNormLayerOptions options{
+            .momentum = momentum, .track_running_stats = tracked, .activation = activation};
+        BatchNorm2d norm(3, options), plain(3, {.momentum = momentum, .track_running_stats = tracked});
+        BatchNorm1d rows(3, options);
+        const Tensor x = numbers({4, 3, 2, 2}, f32, 1), r = numbers({4, 3, 2, 2}, f32, 2);
+        const auto after = [&](const Tensor& y) {
+          return activation == Activation::none ? y : activation == Activation::relu ? relu(y) : gelu(y);
+        };
+        for (const bool training : {true, false}) {
+          norm.train(training), plain.train(training), rows.train(training);
+          const Tensor y = plain(x);
+          CHECK(same_bits(norm(x), after(y)));
+          CHECK(same_bits(norm.clone()(x, r), after(add(plain.clone()(x), r))));
+          CHECK(same_bits(reshape(rows(reshape(x, {4, 3, 4})), {4, 3, 2, 2}), after(y)));
+          if (tracked) CHECK(same_bits(norm.running_var, plain.running_var));
+        }
+        const std::string message = message_of<ShapeError>([&] { norm(x, zeros({3, 1, 1})); });
+        CHECK(one_line_about(message, "batch_norm: residual of shape"));
+      }
+}
+
 TEST_CASE("modules: a captured step moves the running statistics as the step itself does") {
   const Sequential eager(Conv2d(2, 3, 2), BatchNorm2d(3));
   const Sequential captured = eager.clone();

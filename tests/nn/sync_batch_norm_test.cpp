@@ -81,6 +81,27 @@ TEST_CASE("sync batch norm: values, gradients to second order and statistics of 
       }
 }
 
+TEST_CASE("sync batch norm: a residual and an activation follow it on every rank") {
+  for (const int ranks : {1, 2})
+    for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu})
+      CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+        const auto seed = static_cast<unsigned>(world.rank());
+        const Tensor x = numbers({5, 4, 3}, f32, 1 + seed), r = numbers({5, 4, 3}, f32, 9 + seed);
+        SyncBatchNorm layer(4, {.activation = activation}), plain(4);
+        for (const bool training : {true, false}) {
+          layer.train(training), plain.train(training);
+          const Tensor y = add(plain(x), r), given = layer(x, r);
+          expect(same_bits(given, activation == Activation::none   ? y
+                                  : activation == Activation::relu ? relu(y)
+                                                                   : gelu(y)),
+                 "the epilogue is another");
+        }
+        layer.train();
+        const std::string text = message_of<ShapeError>([&] { layer(x, zeros({4, 1})); });
+        expect(text.find("residual of shape (4, 1)") != std::string::npos, "{}", text);
+      }));
+}
+
 TEST_CASE(
     "sync batch norm: a batch without a sample on any rank leaves the statistics, as the plain layer does") {
   for (const int ranks : {1, 2, 3})

@@ -161,7 +161,7 @@ const std::vector<Case>& cases() {
       return batch_norm(x, {}, {}, w, b, {.training = true});
     });
     const Call batch_reference = [](std::span<const Tensor> in) {
-      const Tensor all[] = {in[0], in[1], in[2], {}, {}};
+      const Tensor all[] = {in[0], in[1], in[2], {}, {}, {}};
       return std::vector<Tensor>{ops::BatchNorm{}.reference(all)[0]};
     };
     put("batch_norm", {block, {{4}, {300}}, {{4}, {300}}}, batch,
@@ -169,9 +169,35 @@ const std::vector<Case>& cases() {
     put("batch_norm of rows", {matrix, {{7}, {257}}, {{7}, {257}}}, batch,
         {.dtypes = floating_dtypes, .reference = batch_reference});
     put("batch_norm, its statistics", {block}, one([](const Tensor& x) {
-          return apply_many(ops::BatchNorm{}, std::vector<Tensor>{x, {}, {}, {}, {}})[2];
+          return apply_many(ops::BatchNorm{}, std::vector<Tensor>{x, {}, {}, {}, {}, {}})[2];
         }),
         {.dtypes = floating_dtypes, .gradients = false});
+    const Input beside{{3, 4, 5}, {7, 300, 41}};
+    for (bool training : {true, false})
+      put(training ? "batch_norm of training with a residual and ReLU"
+                   : "batch_norm with a residual and ReLU",
+          {block, {{4}, {300}}, {{4}, {300}}, beside},
+          [training](std::span<const Tensor> in) {
+            const TensorOptions o{in[0].dtype(), in[0].device()};
+            const Shape c{in[0].size(1)};
+            return std::vector<Tensor>{
+                batch_norm(in[0], full(c, 0.25, o), full(c, 1.5, o), in[1], in[2],
+                           {.training = training, .residual = in[3], .activation = Activation::relu})};
+          },
+          {.dtypes = floating_dtypes,
+           .sixteen = Bits::rounded,
+           .more = {{{3, 4, 1}, {4}, {4}, {3, 4, 1}}, {{0, 4, 5}, {4}, {4}, {0, 4, 5}}}});
+    put("batch_norm with ReLU", {block, {{4}, {300}}, {{4}, {300}}},
+        three([](const Tensor& x, const Tensor& w, const Tensor& b) {
+          return batch_norm(x, {}, {}, w, b, {.training = true, .activation = Activation::relu});
+        }),
+        {.dtypes = floating_dtypes,
+         .reference =
+             [](std::span<const Tensor> in) {
+               const Tensor all[] = {in[0], in[1], in[2], {}, {}, {}};
+               return std::vector<Tensor>{ops::BatchNorm{.relu = true}.reference(all)[0]};
+             },
+         .more = channels});
     put("batch_norm by running statistics", {block, {{4}, {300}}, {{4}, {300}}},
         three([](const Tensor& x, const Tensor& w, const Tensor& b) {
           const TensorOptions o{x.dtype() == f64 ? f64 : f32, x.device()};

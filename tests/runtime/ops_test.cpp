@@ -378,7 +378,7 @@ TEST_CASE("ops: the precisions that batch_norm mixes, and the mix that its backw
 TEST_CASE("ops: batch_norm's statistics are those of f64, wherever the channels lie") {
   for (const Shape& shape : {Shape{4001, 3}, Shape{33, 70}, Shape{500, 3, 7}, Shape{2, 5, 3000}}) {
     const Tensor x = numbers(shape, f32, 1, 9, 11);
-    const std::vector<Tensor> in = {x, {}, {}, {}, {}}, wide = {to(x, f64), {}, {}, {}, {}};
+    const std::vector<Tensor> in = {x, {}, {}, {}, {}, {}}, wide = {to(x, f64), {}, {}, {}, {}, {}};
     const Tensors got = apply_many(ops::BatchNorm{}, in), expected = apply_many(ops::BatchNorm{}, wide);
     for (std::size_t i : {1, 2}) CHECK(distance(got[i], expected[i]) < 1e-6);
     CHECK(distance(got[0], expected[0]) < 1e-5);
@@ -886,6 +886,8 @@ TEST_CASE("ops: bad calls are refused in one line that names the op") {
       {"batch_norm", [&] { batch_norm(x, {}, {}, numbers({3}, f32), {}, {.training = true}); }, Bad::shape},
       {"batch_norm", [&] { batch_norm(x, {}, {}, v, s, {.training = true}); }, Bad::shape},
       {"batch_norm", [&] { batch_norm(x, s, s); }, Bad::shape},
+      {"batch_norm", [&] { batch_norm(x, v, v, {}, {}, {.residual = v}); }, Bad::shape},
+      {"batch_norm", [&] { batch_norm(x, v, v, {}, {}, {.residual = to(x, f64)}); }, Bad::dtype},
       {"batch_norm", [&] { batch_norm(x, v, numbers({3}, f32)); }, Bad::shape},
       {"batch_norm", [&] { batch_norm(x, {}, {}); }, Bad::value},
       {"batch_norm", [&] { batch_norm(x, v, {}); }, Bad::value},

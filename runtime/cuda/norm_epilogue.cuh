@@ -1,0 +1,62 @@
+// What follows a normalisation, on the elements that a thread has in registers.
+#pragma once
+
+#include "runtime/cuda/block.cuh"
+#include "runtime/cuda/norm_epilogue.h"
+#include "runtime/ops/relu.h"
+
+namespace sherd::cuda {
+
+template <int V, class T>
+__device__ Raw<V, T> load_at(const void* array, std::int64_t i) {
+  return Raw<V, T>::load(static_cast<const T*>(array) + i);
+}
+/// The same of an array that may be none.
+template <int V, class T>
+__device__ Raw<V, T> load_if(const void* array, std::int64_t i) {
+  Raw<V, T> loaded;
+  if (array != nullptr) loaded = load_at<V, T>(array, i);
+  return loaded;
+}
+
+/// Results `y` of a normalisation with what follows it; each of these ops rounds, as one of its own would.
+template <int V, class T>
+__device__ Raw<V, T> finished(const NormEpilogue& e, Raw<V, T> y, const Raw<V, T>& residual) {
+  using C = compute_t<T>;
+  C value[V];
+  y.widen_to(value);
+  if (e.residual != nullptr) {
+    C more[V];
+    residual.widen_to(more);
+#pragma unroll
+    for (int j = 0; j < V; ++j) value[j] += more[j];
+    y = Raw<V, T>::of(value);
+  }
+  if (!e.relu) return y;
+  y.widen_to(value);
+#pragma unroll
+  for (int j = 0; j < V; ++j) value[j] = ops::Relu{}(value[j]);
+  return Raw<V, T>::of(value);
+}
+
+/// Neighbouring elements of gy and, where ReLU made them, of y.
+template <int V, class T, bool epilogue>
+struct Upstream {
+  Raw<V, T> gy, y;
+  Upstream() = default;
+  __device__ Upstream(const void* gy, const NormEpilogueGrad& e, std::int64_t i) : gy(load_at<V, T>(gy, i)) {
+    if constexpr (epilogue) y = load_if<V, T>(e.y, i);
+  }
+  /// The gradient of the normalised values.
+  template <class C>
+  __device__ void widen_to(const NormEpilogueGrad& e, C (&wide)[V]) const {
+    gy.widen_to(wide);
+    if (!epilogue || e.y == nullptr) return;
+    C result[V];
+    y.widen_to(result);
+#pragma unroll
+    for (int j = 0; j < V; ++j) wide[j] = ops::Relu{}.grad_a(wide[j], result[j], result[j]);
+  }
+};
+
+}  // namespace sherd::cuda
