@@ -283,11 +283,35 @@ void batch_norm_grad_op(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
   });
 }
 
+void running_statistics(const ops::RunningStatistics& op, Inputs in, Outputs) {
+  const bool dense = std::ranges::all_of(in, [](const Tensor& t) { return t.is_contiguous(); });
+  if (!dense) {
+    const Tensors moved = op.reference(in);
+    for (const std::size_t i : {0, 1}) copy_(alias(in[2 * i], in[2 * i].layout()), moved[i]);
+    return;
+  }
+  with_floating(op.name, in[0].dtype(), [&]<class R>() {
+    const auto move = [&]<class C>(std::size_t i, double factor) {
+      R* const running = reinterpret_cast<R*>(in[i].raw());
+      const C* const batch = reinterpret_cast<const C*>(in[i + 1].raw());
+      const C kept = C(1 - op.momentum), taken = C(op.momentum * factor);
+      for (std::int64_t c = 0; c < in[i].numel(); ++c)
+        running[c] = R(C(compute_t<R>(running[c])) * kept + batch[c] * taken);
+    };
+    const auto both = [&]<class C>() {
+      move.template operator()<C>(0, 1);
+      move.template operator()<C>(2, op.unbiased);
+    };
+    in[1].dtype() == DType::f64 ? both.template operator()<double>() : both.template operator()<float>();
+  });
+}
+
 }  // namespace
 
 void add_batch_norm() {
   add_kernel<batch_norm_op>(DeviceType::cpu);
   add_kernel<batch_norm_grad_op>(DeviceType::cpu);
+  add_kernel<running_statistics>(DeviceType::cpu);
 }
 
 }  // namespace sherd::cpu

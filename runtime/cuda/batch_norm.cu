@@ -340,6 +340,20 @@ void with_packs(const Call& c, std::initializer_list<const void*> arrays, F&& bo
   });
 }
 
+/// Rounded where the reference rounds.
+template <class R, class C>
+__global__ void move_statistics(const RunningStatisticsCall c) {
+  const std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x;
+  if (i >= c.channels) return;
+  const auto move = [&](void* running, const void* batch, double taken) {
+    R* const r = static_cast<R*>(running) + i;
+    *r = static_cast<R>(static_cast<C>(widen(*r)) * static_cast<C>(c.kept) +
+                        static_cast<const C*>(batch)[i] * static_cast<C>(taken));
+  };
+  move(c.running_mean, c.mean, c.of_mean);
+  move(c.running_variance, c.variance, c.of_variance);
+}
+
 /// Calls `body.operator()<epilogue>()`; single elements are rare enough for kernels that ask at each whether
 /// there is one.
 template <int V, class F>
@@ -390,6 +404,15 @@ void launch_batch_norm_grad(const BatchNormGradCall& g) {
     with_epilogue_of<V>(rest.epilogue.any(), [&]<bool epilogue>() {
       gradient<T, V, epilogue><<<grid_of(d), block, 0, c.stream>>>(rest, d);
     });
+  });
+}
+
+void launch_running_statistics(const RunningStatisticsCall& c) {
+  for_floating(c.running, [&]<class R>() {
+    const auto launch = [&]<class C>() {
+      move_statistics<R, C><<<blocks_for(c.channels), threads_per_block, 0, c.stream>>>(c);
+    };
+    c.batch == DType::f64 ? launch.template operator()<double>() : launch.template operator()<float>();
   });
 }
 

@@ -36,4 +36,15 @@ struct BatchNormGradCall {
 };
 void launch_batch_norm_grad(const BatchNormGradCall& call);
 
+/// `kept` times the running statistics plus `of_mean` and `of_variance` times the batch's, (channels) each.
+struct RunningStatisticsCall {
+  DType running = DType::f32, batch = DType::f32;
+  std::int64_t channels = 0;
+  double kept = 0, of_mean = 0, of_variance = 0;
+  void *running_mean = nullptr, *running_variance = nullptr;
+  const void *mean = nullptr, *variance = nullptr;
+  cudaStream_t stream = nullptr;
+};
+void launch_running_statistics(const RunningStatisticsCall& call);
+
 }  // namespace sherd::cuda

@@ -1,6 +1,7 @@
 #include "runtime/ops/batch_norm.h"
 
 #include <algorithm>
+#include <array>
 
 #include "runtime/apply.h"
 #include "runtime/context.h"
@@ -184,17 +185,32 @@ Tensors BatchNormGrad::reference(Inputs in) const {
   return out;
 }
 
-}  // namespace ops
-
-namespace {
-
-/// Moves a running statistic towards the batch's, rounding once.
-void follow(const Tensor& running, const Tensor& batch, double momentum, double factor) {
-  const Tensor kept = mul(to(running, batch.dtype()), 1 - momentum);
-  copy_(running, add(kept, mul(batch, momentum * factor)));
+Specs RunningStatistics::infer(SpecSpan in) const {
+  for (const Spec& s : in) {
+    check<DTypeError>(is_floating(s.dtype), "{}: statistics of {}; they are floating-point", name,
+                      name_of(s.dtype));
+    check<ShapeError>(s.shape == in[0].shape && s.shape.rank() == 1,
+                      "{}: statistics of shapes {} and {}; all are one for each channel", name, in[0].shape,
+                      s.shape);
+  }
+  check<DTypeError>(in[1].dtype == wide(in[1].dtype),
+                    "{}: a mean of {}; statistics of a batch are f32 or f64", name, name_of(in[1].dtype));
+  for (const std::size_t i : {0, 1})
+    check<DTypeError>(in[i].dtype == in[i + 2].dtype, "{}: a {} of {} beside a variance of {}", name,
+                      i == 0 ? "running mean" : "mean", name_of(in[i].dtype), name_of(in[i + 2].dtype));
+  return {};
 }
 
-}  // namespace
+Tensors RunningStatistics::reference(Inputs in) const {
+  const auto moved = [&](std::size_t i, double factor) {
+    const Tensor &running = in[i], &batch = in[i + 1];
+    const Tensor kept = mul(to(running, batch.dtype()), 1 - momentum);
+    return to(add(kept, mul(batch, momentum * factor)), running.dtype());
+  };
+  return {moved(0, 1), moved(2, unbiased)};
+}
+
+}  // namespace ops
 
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
                   const Tensor& weight, const Tensor& bias, BatchNormOptions options) {
@@ -207,8 +223,8 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
   if (options.training && running_mean.defined() && x.numel() > 0) {
     const NoGrad guard;
     const auto n = static_cast<double>(x.numel() / x.shape()[1]);
-    follow(running_mean, out[1], options.momentum, 1);
-    follow(running_var, out[2], options.momentum, n / (n - 1));
+    apply_many(ops::RunningStatistics{options.momentum, n / (n - 1)},
+               std::array{running_mean, out[1], running_var, out[2]});
   }
   return options.activation == Activation::gelu ? gelu(out[0]) : out[0];
 }

@@ -53,4 +53,23 @@ struct BatchNormGrad {
   bool operator==(const BatchNormGrad&) const = default;
 };
 
+/// Moves running statistics towards a batch's: (1 - momentum) running + momentum batch, the variance's times
+/// `unbiased`, n / (n - 1). Inputs: running mean, mean, running variance, variance, (C) each; the running
+/// ones, in one dtype, are written, rounded once from the batch's, which are f32 or f64.
+struct RunningStatistics {
+  static constexpr std::string_view name = "running_statistics_";
+  static constexpr Arity arity = 4;
+  static constexpr bool differentiable = false;
+  static constexpr Mask mutates = 0b101;
+  double momentum = 0.1, unbiased = 1;
+
+  Specs infer(SpecSpan in) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const {
+    on("momentum", momentum);
+    on("unbiased", unbiased);
+  }
+  bool operator==(const RunningStatistics&) const = default;
+};
+
 }  // namespace sherd::ops

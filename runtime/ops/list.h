@@ -63,12 +63,12 @@ using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGr
 using FusedOps =
     OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad,
            LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad, RotaryTable, Rotary, BatchNorm,
-           BatchNormGrad, CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace, CrossEntropyInPlace,
-           ScaleUnlessOne, Nll, NllGrad, LossTotal<SquaredError>, LossTotalGrad<SquaredError>,
-           LossTotal<AbsoluteError>, LossTotalGrad<AbsoluteError>, LossTotal<Huber>, LossTotalGrad<Huber>,
-           LossTotal<Bce>, LossTotalGrad<Bce>, LossTotal<BceWithLogits>, LossTotalGrad<BceWithLogits>,
-           Dropout, Attention, AttentionGrad, MaskedAttention, MaskedAttentionGrad, SelfAttention,
-           SelfAttentionGrad, Recurrent, RecurrentGrad>;
+           BatchNormGrad, RunningStatistics, CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace,
+           CrossEntropyInPlace, ScaleUnlessOne, Nll, NllGrad, LossTotal<SquaredError>,
+           LossTotalGrad<SquaredError>, LossTotal<AbsoluteError>, LossTotalGrad<AbsoluteError>,
+           LossTotal<Huber>, LossTotalGrad<Huber>, LossTotal<Bce>, LossTotalGrad<Bce>,
+           LossTotal<BceWithLogits>, LossTotalGrad<BceWithLogits>, Dropout, Attention, AttentionGrad,
+           MaskedAttention, MaskedAttentionGrad, SelfAttention, SelfAttentionGrad, Recurrent, RecurrentGrad>;
 using OptimizerOps =
     OpList<AdamStep, SgdStep, RmspropStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
 

@@ -180,6 +180,10 @@ const Writer writers[] = {
        apply_many(ops::AdamStep{},
                   Tensors{f64_scalar(0.1), t, ones({4}), zeros({4}), zeros({4}), f64_scalar(0)});
      }},
+    {"running_statistics_",
+     [](const Tensor& t) {
+       apply_many(ops::RunningStatistics{}, Tensors{t, ones({4}), zeros({4}), ones({4})});
+     }},
     {"clip_scale_", [](const Tensor& t) { apply_many(ops::ClipScale{0.1}, Tensors{f64_scalar(9), t}); }},
 };
 

@@ -81,3 +81,35 @@ TEST_CASE("batch_norm: a residual of another shape or dtype is refused in one li
   CHECK(one_line_about(message_of<DTypeError>([&] { call(zeros({4, 3, 5}, {f64})); }),
                        "batch_norm: input is f32 and its residual f64"));
 }
+
+TEST_CASE("running statistics move as their reference says, to the bit, in any layout and dtype") {
+  for (const DType running : {f64, f32, bf16, f16})
+    for (const DType batch : {f32, f64})
+      for (const std::int64_t channels : {1, 5, 64, 1003})
+        for (const bool dense : {true, false}) {
+          INFO(name_of(running) << " of " << name_of(batch) << ", " << channels << ", dense " << dense);
+          const auto drawn = [&](DType dtype, unsigned seed) { return numbers({channels, 2}, dtype, seed); };
+          const auto of = [&](const Tensor& t) {
+            const Tensor column = select(t, 1, 0);
+            return dense ? clone(column) : column;
+          };
+          const ops::RunningStatistics op{.momentum = 0.13, .unbiased = 1.0 / 3};
+          const std::vector<Tensor> in{of(drawn(running, 1)), of(drawn(batch, 2)), of(drawn(running, 3)),
+                                       of(drawn(batch, 4))};
+          const Tensors want = op.reference(Inputs(in.data(), in.size()));
+          apply_many(op, in);
+          CHECK(same_bits(in[0], want[0]));
+          CHECK(same_bits(in[2], want[1]));
+        }
+}
+
+TEST_CASE("running statistics that do not fit are refused") {
+  const auto move = [](std::vector<Tensor> in) { apply_many(ops::RunningStatistics{}, in); };
+  const Tensor c = ones({3});
+  CHECK_THROWS_WITH(move({c, ones({4}), clone(c), clone(c)}), ContainsSubstring("shapes (3) and (4)"));
+  CHECK_THROWS_WITH(move({c, to(c, bf16), clone(c), to(c, bf16)}), ContainsSubstring("a mean of bf16"));
+  CHECK_THROWS_WITH(move({c, clone(c), to(c, f64), clone(c)}),
+                    ContainsSubstring("a running mean of f32 beside a variance of f64"));
+  CHECK_THROWS_WITH(move({to(c, i64), clone(c), to(c, i64), clone(c)}),
+                    ContainsSubstring("statistics of i64"));
+}
