@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/cuda/fold_sizes.h"
 #include "runtime/ops/cat.h"
 #include "runtime/ops/copy.h"
 #include "runtime/ops/slice.h"
@@ -25,8 +26,7 @@ constexpr std::int64_t largest_unit = 64;  // blocks, whose number would hardly 
 // Values at other columns are lines of their own, twice as many with every part that is made of parts.
 constexpr std::size_t most_lines = 400;
 constexpr std::int64_t longest_of_warp = 1024;  // columns; a block takes longer rows
-// Of the library's sums of rows (fold.cuh), whose tree is told here once more.
-constexpr std::int64_t piece_length = 4096, run_length = 32, rows_without_pieces = 1 << 16, most_pieces = 4;
+constexpr std::int64_t most_pieces = 4;         // of a row that is summed
 
 std::string_view type_of(DType d) {
   switch (d) {

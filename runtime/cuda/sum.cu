@@ -7,7 +7,6 @@
 namespace sherd::cuda {
 namespace {
 
-constexpr std::int64_t piece_length = 4096;   // elements of a piece along rows
 constexpr std::int64_t enough_blocks = 1056;  // across rows: what the largest GPU has room for, twice
 constexpr std::int64_t least_length = 128;
 
@@ -52,7 +51,7 @@ std::int64_t FoldCall::pieces() const {
   const std::int64_t results = outer * inner;
   if (inner == 1) {
     const std::int64_t wanted = (reduce + piece_length - 1) / piece_length;
-    return results >= 1 << 16 ? 1 : std::clamp<std::int64_t>(wanted, 1, 1024);
+    return results >= rows_without_pieces ? 1 : std::clamp<std::int64_t>(wanted, 1, 1024);
   }
   if (results == 0 || reduce <= 4 * least_length) return 1;
   const std::int64_t width = block_columns * 16 / size_of(dtype),  // of a block whose loads are wide
