@@ -6,6 +6,8 @@
 #include <string_view>
 #include <utility>
 
+#include "runtime/cuda/fold_sizes.h"
+#include "runtime/cuda/kernels.h"
 #include "runtime/cuda/region_values.h"
 
 namespace sherd::cuda {
@@ -19,6 +21,8 @@ using Store = RegionValues::Store;
 constexpr std::int64_t threads = 256, warp = 32;
 constexpr std::int64_t largest_unit = 64;       // blocks, whose number would hardly be another
 constexpr std::int64_t longest_of_warp = 1024;  // columns; a block takes longer rows
+
+std::string_view type_of_sum(DType d) { return d == DType::f64 ? "double" : "float"; }
 
 /// What stands in a loop over elements: the values, before them the packs of results, behind them the stores.
 struct Elements {
@@ -37,6 +41,8 @@ class Writing {
 
   std::optional<RegionSource> run() {
     if (!values_.look()) return {};
+    for (const Store& store : values_.stores())
+      if (values_.of(store).over == Lies::column) column_sums_.push_back(store);
     RegionSource source = values_.by_rows() ? write_rows() : write_flat();
     if (!values_.possible()) return {};
     return source;
@@ -74,6 +80,12 @@ class Writing {
           fmt::format("*reinterpret_cast<Pack<{0}, V>*>(static_cast<{0}*>(given.at[{1}]) + ({2})) = q{1};\n",
                       type, store.tensor, position(columns));
     }
+    for (const Store& store : column_sums_)
+      if (values_.of(store).columns() == columns) {
+        const std::string value = values_.summed(store, all.loop);
+        all.loop.body += fmt::format("a{}[k * V + j] += static_cast<{}>(widen({}));\n", store.tensor,
+                                     type_of_sum(values_.dtype_of_summed(store)), value);
+      }
     return all;
   }
   std::string row_stores() const {
@@ -87,8 +99,9 @@ class Writing {
   std::string begin() const {
     return fmt::format(
         "using namespace sherd;\nusing namespace sherd::cuda;\nstruct Given {{ void* at[{}]; std::int64_t "
-        "rows; }};\n",
-        values_.tensors());
+        "rows{}; }};\n",
+        values_.tensors() + column_sums_.size(),
+        column_sums_.empty() ? "" : ", length, lanes_of_piece, lanes");
   }
   static constexpr std::string_view kernel =
       "extern \"C\" __global__ void __launch_bounds__(256) region(const __grid_constant__ Given given) {\n"
@@ -158,40 +171,100 @@ class Writing {
     return {std::move(text), 1, false, pack};
   }
 
-  RegionSource write_rows() {
+  /// Of all rows that are stored or whose columns are summed.
+  std::set<std::int64_t> all_columns() const {
     std::set<std::int64_t> all;
     for (const Store& store : values_.stores())
-      if (values_.of(store).over == Lies::full) all.insert(values_.of(store).columns());
-    std::int64_t longest = values_.longest_sum();
-    for (const std::int64_t columns : all) longest = std::max(longest, columns);
-    const std::int64_t group = longest <= longest_of_warp ? warp : threads;
-    std::string loops;
-    for (const std::int64_t columns : all) {
-      std::int64_t pack = 16 / widest(columns);
-      while (pack > 1 && (columns % pack != 0 || group * pack > columns)) pack /= 2;
-      const Elements elements = storing(columns, pack);
-      loops += fmt::format(
-          "for (Index column = t * {0}; column < {1}; column += {2}) {{\nconstexpr int V = {0};\n", pack,
-          columns, group * pack);
-      loops += elements.text() + "}\n";
+      if (values_.of(store).over != Lies::row) all.insert(values_.of(store).columns());
+    return all;
+  }
+  std::int64_t pack_of(std::int64_t columns) const {
+    std::int64_t pack = 16 / widest(columns);
+    while (pack > 1 && (columns % pack != 0 || group_ * pack > columns)) pack /= 2;
+    return pack;
+  }
+  bool sums(std::int64_t columns) const {
+    return !column_sums_.empty() && values_.of(column_sums_[0]).columns() == columns;
+  }
+  /// Packs of a thread that keeps sums of its columns.
+  std::int64_t rounds(std::int64_t columns) const { return blocks_of(columns, group_ * pack_of(columns)); }
+
+  /// What threads do with their packs of a row's columns.
+  std::string over_columns(std::int64_t columns, const std::string& body) const {
+    const std::int64_t pack = pack_of(columns);
+    if (!sums(columns))
+      return fmt::format(
+          "for (Index column = t * {0}; column < {1}; column += {2}) {{\nconstexpr int V = {0};\n{3}}}\n",
+          pack, columns, group_ * pack, body);
+    return fmt::format(
+        "#pragma unroll\nfor (int k = 0; k < {}; ++k) {{\nconstexpr int V = {};\n"
+        "const Index column = (t + k * {}) * V;\nif (column < {}) {{\n{}}}\n}}\n",
+        rounds(columns), pack, group_, columns, body);
+  }
+  std::string kept_sums() const {
+    std::string text;
+    for (const Store& store : column_sums_) {
+      const std::int64_t columns = values_.of(store).columns();
+      text += fmt::format("{} a{}[{}] = {{}};\n", type_of_sum(values_.dtype_of_summed(store)), store.tensor,
+                          rounds(columns) * pack_of(columns));
     }
+    return text;
+  }
+  /// The sums of a lane, behind the tensors.
+  std::string stored_sums() const {
+    std::string text;
+    for (std::size_t i = 0; i < column_sums_.size(); ++i) {
+      const Store& store = column_sums_[i];
+      const std::int64_t columns = values_.of(store).columns();
+      const std::string_view type = type_of_sum(values_.dtype_of_summed(store));
+      text += over_columns(
+          columns, fmt::format("Pack<{0}, V> sums;\n#pragma unroll\nfor (int j = 0; j < V; ++j) sums.at[j] = "
+                               "a{1}[k * V + j];\n*reinterpret_cast<Pack<{0}, V>*>(static_cast<{0}*>("
+                               "given.at[{2}]) + (lane * {3} + column)) = sums;\n",
+                               type, store.tensor, values_.tensors() + i, columns));
+    }
+    return text;
+  }
+  std::string over_rows() const {
+    const std::int64_t each = threads / group_;
+    if (column_sums_.empty())
+      return fmt::format(
+          "for (Index row = blockIdx.x * Index({0}) + threadIdx.x / {1}; row < given.rows; "
+          "row += gridDim.x * Index({0})) {{\n",
+          each, group_);
+    return fmt::format(
+        "const Index lane = blockIdx.x * Index({0}) + threadIdx.x / {1};\nif (lane >= given.lanes) return;\n"
+        "const auto rows = rows_of_lane<{2}, {3}>(lane, given);\n{4}"
+        "for (Index row = rows.first; row < rows.end; row += {2}) {{\n",
+        each, group_, block_rows, run_length, kept_sums());
+  }
+
+  RegionSource write_rows() {
+    std::int64_t longest = values_.longest_sum();
+    for (const std::int64_t columns : all_columns()) longest = std::max(longest, columns);
+    group_ = longest <= (column_sums_.empty() ? longest_of_warp : longest_of_lane) ? warp : threads;
+    std::string loops;
+    for (const std::int64_t columns : all_columns())
+      loops += over_columns(columns, storing(columns, pack_of(columns)).text());
     const std::string of_rows = row_stores();
-    std::string text = begin() + index_type() + fmt::format("constexpr int Own = {};\n", threads / group);
+    std::string text = begin() + index_type() + fmt::format("constexpr int Own = {};\n", threads / group_);
     text += kernel;
     text += values_.lines().head;
-    text += fmt::format("const Index t = threadIdx.x % {};\n", group);
-    text += fmt::format(
-        "for (Index row = blockIdx.x * Index({0}) + threadIdx.x / {1}; row < given.rows; row += gridDim.x * "
-        "Index({0})) {{\n",
-        threads / group, group);
-    text += values_.lines().rows + loops;
+    text += fmt::format("const Index t = threadIdx.x % {};\n", group_);
+    text += over_rows() + values_.lines().rows + loops;
     if (!of_rows.empty()) text += "if (t == 0) {\n" + of_rows + "}\n";
-    text += "}\n}\n";
-    return {std::move(text), threads / group, true, 1};
+    text += "}\n" + stored_sums() + "}\n";
+    RegionSource source{std::move(text), threads / group_, true, 1};
+    for (const Store& store : column_sums_)
+      source.column_sums.push_back({store.tensor, values_.of(store).columns(), values_.dtype_of_summed(store),
+                                    values_.of(store).sum->mean});
+    return source;
   }
 
   const Region& region_;
   RegionValues values_;
+  std::vector<Store> column_sums_;
+  std::int64_t group_ = 0;  // threads that take a row
 };
 
 }  // namespace

@@ -62,10 +62,12 @@ bool RegionValues::look_at(const Region::Member& member) {
   Info& info = infos_.emplace_back();
   for (const Region::Operand& operand : member.in) info.shapes.push_back(operand.layout.shape);
   info.sum = ops::row_sum(*member.op, info.shapes[0], dtype_of(member.in[0].value));
+  const bool of_rows = info.sum != nullptr;
+  if (!of_rows) info.sum = ops::column_sum(*member.op, info.shapes[0], dtype_of(member.in[0].value));
   info.parts = ops::row_parts(*member.op, info.shapes);
   const KernelRow* const row = &member.op->kernels();
   if (info.sum != nullptr) {
-    info.over = Lies::row;
+    info.over = of_rows ? Lies::row : Lies::column;
     info.space = ops::space_of_member(region_.space, info.shapes[0]).value();
     by_rows_ = true;
   } else {
@@ -119,7 +121,8 @@ bool RegionValues::find_stores() {
   std::set<std::int64_t> columns;
   for (const Store& store : stores_)
     if (of(store).over == Lies::full) columns.insert(of(store).columns());
-  by_rows_ = by_rows_ || columns.size() > 1;
+  const auto sums_columns = [&](const Store& store) { return of(store).over == Lies::column; };
+  by_rows_ = by_rows_ || columns.size() > 1 || std::ranges::any_of(stores_, sums_columns);
   columns_ = columns.empty() ? region_.space.columns() : *columns.begin();
   return !writes || (columns.size() == 1 && !reads_across_);
 }

@@ -43,7 +43,7 @@ class RegionValues {
     std::vector<Shape> shapes{};  ///< of the operands as the member sees them
     ops::RowSpace space{};        ///< of its result
     ops::Lies over = ops::Lies::full;
-    const ops::Sum* sum = nullptr;
+    const ops::Sum* sum = nullptr;  ///< of rows, or of columns
     std::vector<ops::RowPart> parts{};
     std::string functor{};  ///< none: a conversion
     std::int64_t columns() const { return space.columns(); }
@@ -64,7 +64,8 @@ class RegionValues {
   };
 
   explicit RegionValues(const ops::Region& region);
-  /// Looks at all members, and writes what is for each row; false where kernels do not come in the shape of such a region.
+  /// Looks at all members, and writes what is for each row; false where kernels do not come in the shape of
+  /// such a region.
   bool look();
   const Info& of(const Store& store) const { return infos_[store.member]; }
   DType dtype_of(const Store& store) const { return region_.members[store.member].result.dtype; }
@@ -84,6 +85,11 @@ class RegionValues {
 
   /// The element of a member's result at a column of a loop over elements.
   std::string full(std::size_t member, Loop& loop, const Column& column);
+  /// Of what a sum of columns sums.
+  std::string summed(const Store& store, Loop& loop) { return operand(store.member, 0, &loop, {}); }
+  DType dtype_of_summed(const Store& store) const {
+    return dtype_of(region_.members[store.member].in[0].value);
+  }
 
   const Lines& lines() const { return lines_; }
   void set_lines(Lines lines) { lines_ = std::move(lines); }
