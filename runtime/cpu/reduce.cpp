@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "runtime/cpu/column_sums.h"
 #include "runtime/cpu/row_sum.h"
 #include "runtime/cpu/rows.h"
 #include "runtime/instances.h"
@@ -64,7 +65,8 @@ C sum_row(const T* x, std::int64_t n, Of of) {
   return sum_vectors<C>(n, [&](std::int64_t j, auto count) { return of(Lanes<C>(take<C>(x + j, count))).v; });
 }
 
-constexpr std::int64_t run = 64;  // rows that are added one after the other; more are a tree over such runs
+constexpr std::int64_t run =
+    RowRuns::longest;  // rows that are added one after the other; more are a tree over such runs
 
 /// Adds the rows from `first` on to `sums` as that tree: `add_run(first, rows, sums)` adds those of a run.
 template <class C, class F>
@@ -81,6 +83,7 @@ void add_runs(std::int64_t first, std::int64_t rows, std::int64_t columns, C* su
 /// Adds the rows of a run to `sums`, four at a time.
 template <class T, class Of, class C = summed_t<T>>
 void add_run(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64_t columns, C* sums, Of of) {
+  static_assert(RowRuns::together == 4);
   std::int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     const T *a = x + r * row_stride, *b = a + row_stride, *c = b + row_stride, *d = c + row_stride;
@@ -196,6 +199,63 @@ SumOfRow sum_of_row(DType dtype) {
       *reinterpret_cast<T*>(out) =
           finished<T>(sum_row(reinterpret_cast<const T*>(x), n, std::identity{}), divisor);
     };
+  });
+}
+
+RowRuns::RowRuns(std::int64_t rows, std::int64_t columns)
+    : rows_(rows),
+      columns_(columns),
+      chunk_(chunk_of(StridedReduction::contiguous(1, rows, columns))),
+      per_chunk_(runs_of(chunk_)) {}
+
+std::int64_t RowRuns::rows_in(std::int64_t chunk) const { return std::min(chunk_, rows_ - chunk * chunk_); }
+
+RowRuns::Run RowRuns::at(std::int64_t i) const {
+  const std::int64_t chunk = i / per_chunk_, first = i % per_chunk_ * longest;
+  return {chunk * chunk_ + first, std::min(longest, rows_in(chunk) - first)};
+}
+
+namespace {
+/// As `add_run` adds all of a run: of four rows that come by twos the first two wait in `pending`.
+template <class T, class C = summed_t<T>>
+void add_part(const T* x, PartOfRun part, std::int64_t columns, C* pending, C* sums) {
+  constexpr std::int64_t together = RowRuns::together;
+  const bool halves = part.rows == together / 2 && part.first / together * together + together <= part.run;
+  if (!halves) return add_run(x, part.rows, columns, columns, sums, std::identity{});
+  const T* next = x + columns;
+  if (part.first % together == 0)
+    for (std::int64_t j = 0; j < columns; ++j) pending[j] = C(x[j]) + C(next[j]);
+  else
+    for (std::int64_t j = 0; j < columns; ++j) sums[j] += pending[j] + (C(x[j]) + C(next[j]));
+}
+
+template <class T, class C = summed_t<T>>
+void join_runs(const RowRuns& runs, const C* sums, double divisor, T* out) {
+  const std::int64_t columns = runs.columns();
+  std::vector<C> totals(static_cast<std::size_t>(runs.chunks() * columns));
+  for (std::int64_t chunk = 0; chunk < runs.chunks(); ++chunk) {
+    const C* of_chunk = sums + runs.first_of(chunk) * columns;
+    add_runs(0, runs.rows_in(chunk), columns, totals.data() + chunk * columns,
+             [&](std::int64_t first, std::int64_t, C* to) {
+               for (std::int64_t j = 0; j < columns; ++j) to[j] += of_chunk[first / run * columns + j];
+             });
+  }
+  join_chunks(totals.data(), runs.chunks(), columns, divisor, out);
+}
+}  // namespace
+
+SumOfColumns sum_of_columns(DType dtype) {
+  return with_floating("sum", dtype, []<class T>() -> SumOfColumns {
+    using C = summed_t<T>;
+    return {
+        sizeof(C),
+        [](const std::byte* x, PartOfRun part, std::int64_t columns, std::byte* pending, std::byte* sums) {
+          add_part(reinterpret_cast<const T*>(x), part, columns, reinterpret_cast<C*>(pending),
+                   reinterpret_cast<C*>(sums));
+        },
+        [](const RowRuns& runs, const std::byte* sums, double divisor, std::byte* out) {
+          join_runs(runs, reinterpret_cast<const C*>(sums), divisor, reinterpret_cast<T*>(out));
+        }};
   });
 }
 
