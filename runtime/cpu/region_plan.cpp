@@ -358,8 +358,9 @@ class Planning {
                                : place.lies == Lies::row    ? plan_.tile_rows
                                : place.lies == Lies::column ? columns
                                                             : 1;
+    // A line more than they need: buffers at multiples of a page push each other out of the nearest cache.
     constexpr std::int64_t line = 64;
-    return (count * place.size + line - 1) / line * line;
+    return (count * place.size + line - 1) / line * line + line;
   }
 
   /// Buffers take the bytes of those that were used for the last time.
