@@ -43,9 +43,14 @@ struct Steps {
   }
 };
 
-std::array<std::atomic<IsMember>, device_type_limit>& members() {
-  static std::array<std::atomic<IsMember>, device_type_limit> all{};
-  return all;
+/// What a back end says of its kernel for regions.
+struct Taken {
+  std::atomic<IsMember> is_member{};
+  std::atomic<SumsColumns> sums_columns{};
+};
+Taken& taken(DeviceType device) {
+  static std::array<Taken, device_type_limit> all{};
+  return all[static_cast<std::size_t>(device)];
 }
 
 bool same_layout(const Layout& a, const Layout& b) {
@@ -109,11 +114,16 @@ std::optional<Lies> lies_over(const RowSpace& space, const Layout& layout, const
 }
 
 bool joins_regions(const AnyOp& op, DeviceType device) {
-  const IsMember is_member = members()[static_cast<std::size_t>(device)].load(std::memory_order_acquire);
+  const IsMember is_member = taken(device).is_member.load(std::memory_order_acquire);
   return is_member != nullptr && is_member(op);
 }
-void set_members(DeviceType device, IsMember is_member) {
-  members()[static_cast<std::size_t>(device)].store(is_member, std::memory_order_release);
+bool sums_columns(std::int64_t rows, std::int64_t columns, DType dtype, DeviceType device) {
+  const SumsColumns sums = taken(device).sums_columns.load(std::memory_order_acquire);
+  return sums != nullptr && sums(rows, columns, dtype);
+}
+void set_members(DeviceType device, IsMember is_member, SumsColumns sums_columns) {
+  taken(device).is_member.store(is_member, std::memory_order_release);
+  taken(device).sums_columns.store(sums_columns, std::memory_order_release);
 }
 
 KnownMembers::KnownMembers(DeviceType device) : device_(device) {
@@ -151,11 +161,23 @@ void set_effort(const KernelRow& row, Effort effort) {
   efforts().of[&row] = effort;
 }
 
-const Sum* row_sum(const AnyOp& op, const Shape& shape, DType dtype) {
-  if (&op.kernels() != &kernel_row<Sum>() || !is_floating(dtype) || shape.empty()) return nullptr;
+namespace {
+/// The op, if it is a sum of rows or columns of such a tensor over the axes.
+const Sum* sum_over(Mask axes, const AnyOp& op, const Shape& shape, DType dtype) {
+  if (&op.kernels() != &kernel_row<Sum>() || !is_floating(dtype)) return nullptr;
   const auto* const sum = static_cast<const Sum*>(op.value());
-  const bool last = sum->axes == bit(static_cast<std::size_t>(shape.rank() - 1));
-  return last && shape.back() > 1 && shape.back() <= most_columns ? sum : nullptr;
+  return sum->axes == axes && shape.back() > 1 && shape.back() <= most_columns ? sum : nullptr;
+}
+}  // namespace
+
+const Sum* row_sum(const AnyOp& op, const Shape& shape, DType dtype) {
+  if (shape.empty()) return nullptr;
+  return sum_over(bit(static_cast<std::size_t>(shape.rank() - 1)), op, shape, dtype);
+}
+
+const Sum* column_sum(const AnyOp& op, const Shape& shape, DType dtype) {
+  if (shape.rank() < 2) return nullptr;
+  return sum_over(bit(static_cast<std::size_t>(shape.rank() - 1)) - 1, op, shape, dtype);
 }
 
 bool Region::operator==(const Region& other) const {

@@ -13,7 +13,7 @@
 namespace sherd::ops {
 
 /// The elements of one tensor, as the rows of its last axis. What an op of a region computes is such a
-/// tensor, or one element a row.
+/// tensor, one element a row, or the sum of each column.
 struct RowSpace {
   Shape shape;
 
@@ -41,8 +41,12 @@ inline constexpr std::int64_t most_columns = 1 << 14;
 /// rows together of parts.
 using IsMember = bool (*)(const AnyOp& op);
 SHERD_API bool joins_regions(const AnyOp& op, DeviceType device);
-/// A back end that has a kernel for regions says so.
-SHERD_API void set_members(DeviceType device, IsMember is_member);
+/// Whether such regions sum the columns of so many rows of a dtype: it may be that too few could do so at
+/// once.
+using SumsColumns = bool (*)(std::int64_t rows, std::int64_t columns, DType dtype);
+SHERD_API bool sums_columns(std::int64_t rows, std::int64_t columns, DType dtype, DeviceType device);
+/// A back end that has a kernel for regions says so, and whether that sums columns.
+SHERD_API void set_members(DeviceType device, IsMember is_member, SumsColumns sums_columns = nullptr);
 /// The ops of which regions do the work by code of their own (`Cast`, `Clone`, `Sum`, `Cat`, `Unslice`), with
 /// the kernels that a device has for them when this is made: whoever puts another one in its place means that
 /// one.
@@ -63,6 +67,12 @@ SHERD_API std::optional<Effort> effort_of(const AnyOp& op);
 SHERD_API void set_effort(const KernelRow& row, Effort effort);
 /// The op, if it sums the rows of a tensor of that shape, or takes their means, as a member of a region may.
 SHERD_API const Sum* row_sum(const AnyOp& op, const Shape& shape, DType dtype);
+/// The op, if it sums the columns of such a tensor (all axes but the last), or takes their means. As a member
+/// of a region it sums what another one makes; its result, known when all rows are done, no other one reads.
+SHERD_API const Sum* column_sum(const AnyOp& op, const Shape& shape, DType dtype);
+/// Of one region: its threads keep sums for all of them. They are of one dtype and of rows of one length, so
+/// all are made in the same parts.
+inline constexpr std::size_t most_column_sums = 4;
 
 /// Which elements of each row of a larger tensor a smaller one is.
 struct RowPart {

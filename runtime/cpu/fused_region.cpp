@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/cpu/reduce.h"
 #include "runtime/cpu/region_plan.h"
 #include "runtime/cpu/row_copy.h"
 #include "runtime/cpu/scratch.h"
@@ -20,17 +21,24 @@ using Instruction = TileInstruction;
 
 constexpr std::int64_t elements_per_task = 16384;
 
-/// A tile under way: `rows` rows from `row`, of each `columns` from `column`.
+/// `rows` rows from `row`, of each `columns` from `column`.
+struct TileArea {
+  std::int64_t row, rows, column, columns;
+  PartOfRun part{};  ///< those rows, where columns are summed
+};
+
+/// A tile under way.
 class RegionTile {
  public:
-  RegionTile(const RegionPlan& plan, std::byte* const* tensors, std::byte* room, std::int64_t number)
-      : plan_(plan), tensors_(tensors), room_(room) {
-    const std::int64_t across = (plan.columns + plan.tile_columns - 1) / plan.tile_columns;
-    row_ = number / across * plan.tile_rows;
-    column_ = number % across * plan.tile_columns;
-    rows_ = std::min(plan.tile_rows, plan.rows - row_);
-    columns_ = std::min(plan.tile_columns, plan.columns - column_);
-  }
+  RegionTile(const RegionPlan& plan, std::byte* const* tensors, std::byte* room, TileArea area)
+      : plan_(plan),
+        tensors_(tensors),
+        room_(room),
+        row_(area.row),
+        rows_(area.rows),
+        column_(area.column),
+        columns_(area.columns),
+        part_(area.part) {}
 
   void run() const {
     for (const Instruction& step : plan_.instructions) switch (step.does) {
@@ -43,6 +51,10 @@ class RegionTile {
         case Instruction::Does::sum:
           for (std::int64_t r = 0; r < rows_; ++r)
             step.sum(at(step.places[1], r), columns_of(step.columns), step.divisor, at(step.places[0], r));
+          break;
+        case Instruction::Does::add_to_columns:
+          step.add(at(step.places[1], 0), part_, columns_of(step.columns), at(step.places[2], 0),
+                   at(step.places[0], 0));
           break;
         case Instruction::Does::clear:
           for (std::int64_t r = 0; r < rows_; ++r)
@@ -117,8 +129,14 @@ class RegionTile {
   const RegionPlan& plan_;
   std::byte* const* tensors_;
   std::byte* room_;
-  std::int64_t row_, rows_, column_, columns_;
+  const std::int64_t row_, rows_, column_, columns_;
+  const PartOfRun part_;
 };
+
+/// In one place, so that the compiler sees the tile whole and keeps it in registers.
+void run_tile(const RegionPlan& plan, std::byte* const* tensors, std::byte* room, const TileArea& area) {
+  RegionTile(plan, tensors, room, area).run();
+}
 
 std::shared_ptr<const RegionPlan> plan_of(const ops::Region& region) {
   if (const auto known = region.plan.load(std::memory_order_acquire))
@@ -135,24 +153,72 @@ bool lies_as_planned(const ops::Region& region, Inputs in, Outputs out) {
                              [](const Tensor& t) { return t.is_contiguous(); });
 }
 
+using Addresses = InlineVec<std::byte*, 16>;
+
+Scratch<std::byte> room_of_tile(const RegionPlan& plan) {
+  Scratch<std::byte> room = scratch<std::byte>(plan.bytes);
+  check<OutOfMemoryError>(room != nullptr || plan.bytes == 0, "fused: no memory for {} bytes of a tile",
+                          plan.bytes);
+  return room;
+}
+
+void run_tiles(const RegionPlan& plan, const Addresses& tensors) {
+  const std::int64_t across = (plan.columns + plan.tile_columns - 1) / plan.tile_columns;
+  const std::int64_t tiles = (plan.rows + plan.tile_rows - 1) / plan.tile_rows * across;
+  const std::int64_t grain =
+      std::max<std::int64_t>(1, elements_per_task / (plan.tile_rows * plan.tile_columns));
+  parallel_for(tiles, grain, [&](std::int64_t begin, std::int64_t end) {
+    const Scratch<std::byte> room = room_of_tile(plan);
+    for (std::int64_t tile = begin; tile < end; ++tile) {
+      const std::int64_t row = tile / across * plan.tile_rows, column = tile % across * plan.tile_columns;
+      const TileArea area{row, std::min(plan.tile_rows, plan.rows - row), column,
+                          std::min(plan.tile_columns, plan.columns - column)};
+      run_tile(plan, tensors.begin(), room.get(), area);
+    }
+  });
+}
+
+/// The same where columns are summed: by runs of rows, each with sums of its own.
+void run_runs(const RegionPlan& plan, const Addresses& tensors) {
+  const RowRuns& runs = *plan.runs;
+  std::vector<std::vector<std::byte>> sums;
+  for (const PlannedColumnSum& own : plan.column_sums)
+    sums.emplace_back(static_cast<std::size_t>(runs.count() * runs.columns() * own.sum.size));
+  const std::int64_t grain = std::max<std::int64_t>(1, elements_per_task / (RowRuns::longest * plan.columns));
+  parallel_for(runs.count(), grain, [&](std::int64_t begin, std::int64_t end) {
+    const Scratch<std::byte> room = room_of_tile(plan);
+    for (std::int64_t i = begin; i < end; ++i) {
+      Addresses own = tensors;
+      for (std::size_t k = 0; k < sums.size(); ++k)
+        own.push_back(sums[k].data() + i * runs.columns() * plan.column_sums[k].sum.size);
+      const auto [first, all] = runs.at(i);
+      for (std::int64_t r = 0; r < all; r += plan.tile_rows) {
+        const std::int64_t rows = std::min(plan.tile_rows, all - r);
+        const TileArea area{first + r, rows, 0, plan.columns, {r, rows, all}};
+        run_tile(plan, own.begin(), room.get(), area);
+      }
+    }
+  });
+  for (std::size_t k = 0; k < sums.size(); ++k) {
+    const PlannedColumnSum& own = plan.column_sums[k];
+    own.sum.join(runs, sums[k].data(), own.divisor, tensors[own.out]);
+  }
+}
+
 void fused_region(const ops::FusedRegion& op, Inputs in, Outputs out) {
   if (op.region->space.shape.numel() == 0 || !lies_as_planned(*op.region, in, out)) return op.run(in, out);
   const std::shared_ptr<const RegionPlan> plan = plan_of(*op.region);
   if (!plan->complete) return op.run(in, out);
-  InlineVec<std::byte*, 16> tensors;
+  Addresses tensors;
   for (const Tensor& t : in) tensors.push_back(t.raw());
   for (const Tensor& t : out) tensors.push_back(t.raw());
-  const std::int64_t across = (plan->columns + plan->tile_columns - 1) / plan->tile_columns;
-  const std::int64_t tiles = (plan->rows + plan->tile_rows - 1) / plan->tile_rows * across;
-  const std::int64_t grain =
-      std::max<std::int64_t>(1, elements_per_task / (plan->tile_rows * plan->tile_columns));
-  parallel_for(tiles, grain, [&](std::int64_t begin, std::int64_t end) {
-    const Scratch<std::byte> room = scratch<std::byte>(plan->bytes);
-    check<OutOfMemoryError>(room != nullptr || plan->bytes == 0, "fused: no memory for {} bytes of a tile",
-                            plan->bytes);
-    for (std::int64_t tile = begin; tile < end; ++tile)
-      RegionTile(*plan, tensors.begin(), room.get(), tile).run();
-  });
+  plan->runs ? run_runs(*plan, tensors) : run_tiles(*plan, tensors);
+}
+
+/// As many threads as there are runs of rows have work; of few elements hardly more would without the sums.
+bool sums_columns(std::int64_t rows, std::int64_t columns, DType) {
+  constexpr std::int64_t enough = 8;
+  return RowRuns(rows, columns).count() >= std::min(enough, ceil_div(rows * columns, elements_per_task));
 }
 
 const ops::KnownMembers& known_members() {
@@ -169,7 +235,7 @@ bool is_member(const AnyOp& op) {
 void add_fused_region() {
   known_members();
   add_kernel<fused_region>(DeviceType::cpu);
-  ops::set_members(DeviceType::cpu, is_member);
+  ops::set_members(DeviceType::cpu, is_member, sums_columns);
 }
 
 }  // namespace sherd::cpu

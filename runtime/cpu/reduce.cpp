@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "runtime/cpu/column_sums.h"
 #include "runtime/cpu/row_sum.h"
 #include "runtime/cpu/rows.h"
 #include "runtime/instances.h"
@@ -64,21 +65,25 @@ C sum_row(const T* x, std::int64_t n, Of of) {
   return sum_vectors<C>(n, [&](std::int64_t j, auto count) { return of(Lanes<C>(take<C>(x + j, count))).v; });
 }
 
-constexpr std::int64_t run = 64;  // rows that are added one after the other; more are a tree over such runs
+constexpr std::int64_t run =
+    RowRuns::longest;  // rows that are added one after the other; more are a tree over such runs
 
-/// Adds `rows` contiguous rows to `sums`, four at a time.
+/// Adds the rows from `first` on to `sums` as that tree: `add_run(first, rows, sums)` adds those of a run.
+template <class C, class F>
+void add_runs(std::int64_t first, std::int64_t rows, std::int64_t columns, C* sums, const F& add_run) {
+  if (rows <= run) return add_run(first, rows, sums);
+  const std::int64_t half = (rows / run + 1) / 2 * run;
+  C rest[piece_width];  // so many rows only where they are short (see chunk_of)
+  std::fill_n(rest, columns, C(0));
+  add_runs(first, half, columns, sums, add_run);
+  add_runs(first + half, rows - half, columns, rest, add_run);
+  for (std::int64_t j = 0; j < columns; ++j) sums[j] += rest[j];
+}
+
+/// Adds the rows of a run to `sums`, four at a time.
 template <class T, class Of, class C = summed_t<T>>
-void add_rows(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64_t columns, C* sums, Of of) {
-  if constexpr (std::is_same_v<T, bool>) return count_true_rows(x, rows, row_stride, columns, sums);
-  if (rows > run) {
-    const std::int64_t half = (rows / run + 1) / 2 * run;
-    C rest[piece_width];  // so many rows only where they are short (see chunk_of)
-    std::fill_n(rest, columns, C(0));
-    add_rows(x, half, row_stride, columns, sums, of);
-    add_rows(x + half * row_stride, rows - half, row_stride, columns, rest, of);
-    for (std::int64_t j = 0; j < columns; ++j) sums[j] += rest[j];
-    return;
-  }
+void add_run(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64_t columns, C* sums, Of of) {
+  static_assert(RowRuns::together == 4);
   std::int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     const T *a = x + r * row_stride, *b = a + row_stride, *c = b + row_stride, *d = c + row_stride;
@@ -88,6 +93,15 @@ void add_rows(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64
   for (; r < rows; ++r) {
     for (std::int64_t j = 0; j < columns; ++j) sums[j] += of(C(x[r * row_stride + j]));
   }
+}
+
+/// Adds `rows` contiguous rows to `sums`.
+template <class T, class Of, class C = summed_t<T>>
+void add_rows(const T* x, std::int64_t rows, std::int64_t row_stride, std::int64_t columns, C* sums, Of of) {
+  if constexpr (std::is_same_v<T, bool>) return count_true_rows(x, rows, row_stride, columns, sums);
+  add_runs(0, rows, columns, sums, [&](std::int64_t first, std::int64_t n, C* to) {
+    add_run(x + first * row_stride, n, row_stride, columns, to, of);
+  });
 }
 
 template <class T, class Of, class C = summed_t<T>>
@@ -140,6 +154,13 @@ void sum_whole(const StridedReduction& r, const T* x, double divisor, To* out, O
   });
 }
 
+/// The sums of chunks, of which there is one at least: a tree, over the divisor.
+template <class To, class C>
+void join_chunks(C* sums, std::int64_t chunks, std::int64_t inner, double divisor, To* out) {
+  add_rows_in_pairs(sums, chunks, inner);
+  for (std::int64_t j = 0; j < inner; ++j) out[j] = finished<To>(sums[j], divisor);
+}
+
 /// Few results with a long way each: chunks of the reduced dimension first, then a tree over the chunks.
 template <class T, class To, class Of>
 void sum_chunks(const StridedReduction& r, std::int64_t chunk, const T* x, double divisor, To* out, Of of) {
@@ -153,11 +174,8 @@ void sum_chunks(const StridedReduction& r, std::int64_t chunk, const T* x, doubl
                 partial.data() + t * r.inner, of);
     }
   });
-  for (std::int64_t o = 0; o < r.outer; ++o) {
-    C* total = partial.data() + o * chunks * r.inner;
-    add_rows_in_pairs(total, chunks, r.inner);
-    for (std::int64_t j = 0; j < r.inner; ++j) out[o * r.inner + j] = finished<To>(total[j], divisor);
-  }
+  for (std::int64_t o = 0; o < r.outer; ++o)
+    join_chunks(partial.data() + o * chunks * r.inner, chunks, r.inner, divisor, out + o * r.inner);
 }
 
 template <class T, class To, class Of>
@@ -181,6 +199,63 @@ SumOfRow sum_of_row(DType dtype) {
       *reinterpret_cast<T*>(out) =
           finished<T>(sum_row(reinterpret_cast<const T*>(x), n, std::identity{}), divisor);
     };
+  });
+}
+
+RowRuns::RowRuns(std::int64_t rows, std::int64_t columns)
+    : rows_(rows),
+      columns_(columns),
+      chunk_(chunk_of(StridedReduction::contiguous(1, rows, columns))),
+      per_chunk_(runs_of(chunk_)) {}
+
+std::int64_t RowRuns::rows_in(std::int64_t chunk) const { return std::min(chunk_, rows_ - chunk * chunk_); }
+
+RowRuns::Run RowRuns::at(std::int64_t i) const {
+  const std::int64_t chunk = i / per_chunk_, first = i % per_chunk_ * longest;
+  return {chunk * chunk_ + first, std::min(longest, rows_in(chunk) - first)};
+}
+
+namespace {
+/// As `add_run` adds all of a run: of four rows that come by twos the first two wait in `pending`.
+template <class T, class C = summed_t<T>>
+void add_part(const T* x, PartOfRun part, std::int64_t columns, C* pending, C* sums) {
+  constexpr std::int64_t together = RowRuns::together;
+  const bool halves = part.rows == together / 2 && part.first / together * together + together <= part.run;
+  if (!halves) return add_run(x, part.rows, columns, columns, sums, std::identity{});
+  const T* next = x + columns;
+  if (part.first % together == 0)
+    for (std::int64_t j = 0; j < columns; ++j) pending[j] = C(x[j]) + C(next[j]);
+  else
+    for (std::int64_t j = 0; j < columns; ++j) sums[j] += pending[j] + (C(x[j]) + C(next[j]));
+}
+
+template <class T, class C = summed_t<T>>
+void join_runs(const RowRuns& runs, const C* sums, double divisor, T* out) {
+  const std::int64_t columns = runs.columns();
+  std::vector<C> totals(static_cast<std::size_t>(runs.chunks() * columns));
+  for (std::int64_t chunk = 0; chunk < runs.chunks(); ++chunk) {
+    const C* of_chunk = sums + runs.first_of(chunk) * columns;
+    add_runs(0, runs.rows_in(chunk), columns, totals.data() + chunk * columns,
+             [&](std::int64_t first, std::int64_t, C* to) {
+               for (std::int64_t j = 0; j < columns; ++j) to[j] += of_chunk[first / run * columns + j];
+             });
+  }
+  join_chunks(totals.data(), runs.chunks(), columns, divisor, out);
+}
+}  // namespace
+
+SumOfColumns sum_of_columns(DType dtype) {
+  return with_floating("sum", dtype, []<class T>() -> SumOfColumns {
+    using C = summed_t<T>;
+    return {
+        sizeof(C),
+        [](const std::byte* x, PartOfRun part, std::int64_t columns, std::byte* pending, std::byte* sums) {
+          add_part(reinterpret_cast<const T*>(x), part, columns, reinterpret_cast<C*>(pending),
+                   reinterpret_cast<C*>(sums));
+        },
+        [](const RowRuns& runs, const std::byte* sums, double divisor, std::byte* out) {
+          join_runs(runs, reinterpret_cast<const C*>(sums), divisor, reinterpret_cast<T*>(out));
+        }};
   });
 }
 

@@ -107,12 +107,21 @@ class Planning {
   std::uint32_t place_of_result(const Region::Member& member, Lies over, std::uint32_t first) {
     if (member.writes()) return first;
     const auto number = static_cast<std::uint32_t>(values_.size());
-    const auto result = std::ranges::find(region_.results, number);
-    if (result == region_.results.end()) return add_buffer(over, member.result.dtype);
-    const auto written = static_cast<std::uint32_t>(std::ranges::count(region_.written, true));
-    const auto tensor = static_cast<std::uint32_t>(region_.inputs.size()) + written +
-                        static_cast<std::uint32_t>(result - region_.results.begin());
+    const std::optional<std::uint32_t> tensor = tensor_of(number);
+    if (!tensor) return add_buffer(over, member.result.dtype);
     return add_place({over, columns_, 0, tensor}, member.result.dtype);
+  }
+  /// That of a result; none of what nobody outside reads.
+  std::optional<std::uint32_t> tensor_of(std::uint32_t value) const {
+    const auto result = std::ranges::find(region_.results, value);
+    if (result == region_.results.end()) return {};
+    const auto written = static_cast<std::uint32_t>(std::ranges::count(region_.written, true));
+    return static_cast<std::uint32_t>(region_.inputs.size()) + written +
+           static_cast<std::uint32_t>(result - region_.results.begin());
+  }
+  std::uint32_t tensors() const {
+    return static_cast<std::uint32_t>(region_.inputs.size() + region_.results.size()) +
+           static_cast<std::uint32_t>(std::ranges::count(region_.written, true));
   }
 
   /// The elements of `place` as those of another dtype.
@@ -155,8 +164,11 @@ class Planning {
   void add(const Region::Member& member) {
     std::vector<Shape> shapes;
     for (const Region::Operand& operand : member.in) shapes.push_back(operand.layout.shape);
-    if (const ops::Sum* sum = ops::row_sum(*member.op, shapes[0], dtype_of(member.in[0]))) {
+    const ops::Sum* sum = ops::row_sum(*member.op, shapes[0], dtype_of(member.in[0]));
+    if (sum != nullptr) {
       add_sum(member, *sum);
+    } else if ((sum = ops::column_sum(*member.op, shapes[0], dtype_of(member.in[0])))) {
+      add_column_sum(member, *sum);
     } else if (const std::vector<ops::RowPart> parts = ops::row_parts(*member.op, shapes); !parts.empty()) {
       add_parts(member, parts);
     } else {
@@ -294,6 +306,37 @@ class Planning {
     values_.emplace_back(out);
   }
 
+  void add_column_sum(const Region::Member& member, const ops::Sum& sum) {
+    const std::optional<std::uint32_t> out = tensor_of(static_cast<std::uint32_t>(values_.size()));
+    values_.emplace_back();  // what no member reads
+    if (!out) return;
+    look_at_space(member.in[0].layout.shape);
+    rows_ = true;
+    const std::uint32_t in = place_of(member.in[0], member.in[0].layout.shape);
+    const SumOfColumns of = sum_of_columns(place_dtypes_[in]);
+    const auto column_place = [&](std::optional<std::uint32_t> tensor) {
+      const std::uint32_t place = add_place({Lies::column, columns_, 0, tensor}, place_dtypes_[in]);
+      plan_.places[place].size = of.size;
+      return place;
+    };
+    const std::uint32_t sums = column_place(tensors() + static_cast<std::uint32_t>(plan_.column_sums.size()));
+    pending_.push_back(column_place({}));
+    plan_.column_sums.push_back({of, *out, sum.mean ? static_cast<double>(plan_.rows) : 1});
+    plan_.runs.emplace(plan_.rows, space_.columns());
+    Instruction& step = plan_.instructions.emplace_back();
+    step.does = Instruction::Does::add_to_columns;
+    step.over = Lies::column;
+    step.columns = columns_;
+    step.add = of.add;
+    step.count = 3;
+    step.places = {sums, in, pending_.back()};
+  }
+
+  /// Rows of a tile in which sums of columns add them up.
+  static std::int64_t part_of_run(std::int64_t rows) {
+    constexpr std::int64_t together = RowRuns::together;
+    return rows < together ? together / 2 : std::min(rows / together * together, RowRuns::longest);
+  }
   void choose_tiles() {
     const auto flat = [](const TilePlace& place) {
       return place.lies == Lies::full || place.lies == Lies::number;
@@ -306,6 +349,7 @@ class Planning {
     }
     plan_.tile_columns = rows_ ? plan_.columns : std::min(plan_.columns, tile_elements);
     plan_.tile_rows = std::clamp<std::int64_t>(tile_elements / most_columns_, 1, plan_.rows);
+    if (plan_.runs) plan_.tile_rows = part_of_run(plan_.tile_rows);
   }
 
   std::int64_t bytes_of(const TilePlace& place) const {
@@ -314,8 +358,9 @@ class Planning {
                                : place.lies == Lies::row    ? plan_.tile_rows
                                : place.lies == Lies::column ? columns
                                                             : 1;
+    // A line more than they need: buffers at multiples of a page push each other out of the nearest cache.
     constexpr std::int64_t line = 64;
-    return (count * place.size + line - 1) / line * line;
+    return (count * place.size + line - 1) / line * line + line;
   }
 
   /// Buffers take the bytes of those that were used for the last time.
@@ -330,6 +375,8 @@ class Planning {
     for (std::size_t i = 0; i < plan_.instructions.size(); ++i)
       each_place(i, [&](std::uint32_t place) { last[place] = i; });
     std::vector<bool> placed(plan_.places.size());
+    for (const std::uint32_t place : pending_)
+      plan_.places[place].offset = std::exchange(plan_.bytes, plan_.bytes + bytes_of(plan_.places[place]));
     std::multimap<std::int64_t, std::int64_t> free;  // bytes, offset
     for (std::size_t i = 0; i < plan_.instructions.size(); ++i) {
       const std::uint32_t out = plan_.instructions[i].places[0];
@@ -372,6 +419,7 @@ class Planning {
   std::vector<DType> dtypes_;                         // of values
   std::vector<std::optional<std::uint32_t>> values_;  // places
   std::vector<DType> place_dtypes_;
+  std::vector<std::uint32_t> pending_;  // buffers that stay from tile to tile
   std::map<std::tuple<std::uint32_t, Lies, std::int64_t, std::vector<std::pair<std::int64_t, std::int64_t>>>,
            std::uint32_t>
       inputs_;  // of so many columns, and rows that lie so

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/cpu/column_sums.h"
 #include "runtime/cpu/operands.h"
 #include "runtime/cpu/row_sum.h"
 #include "runtime/fused_region.h"
@@ -18,7 +19,7 @@ struct TilePlace {
   ops::Lies lies;
   std::int64_t columns = 0;  ///< of `full` and `column`, whose rows are shorter or longer; 0: the space's
   std::int64_t size;         ///< bytes of an element
-  std::optional<std::uint32_t> tensor;  ///< of the inputs, then the outputs
+  std::optional<std::uint32_t> tensor;  ///< of the inputs, then the outputs, then the sums of columns
   std::int64_t offset = 0;              ///< of a buffer, in the tile's memory
   std::vector<std::pair<std::int64_t, std::int64_t>>
       rows{};                             ///< of `apart`: sizes and steps, the outermost first
@@ -29,7 +30,7 @@ struct TilePlace {
 
 /// One loop of a tile.
 struct TileInstruction {
-  enum class Does : std::uint8_t { loop, spread, sum, clear, put } does = Does::loop;
+  enum class Does : std::uint8_t { loop, spread, sum, add_to_columns, clear, put } does = Does::loop;
   ops::Lies over =
       ops::Lies::full;       ///< what its result is for: each element, row or column of the tile, or one
   std::int64_t columns = 0;  ///< as of its place
@@ -38,10 +39,18 @@ struct TileInstruction {
   sherd::detail::Row row = nullptr;
   SumOfRow sum = nullptr;
   double divisor = 1;
+  decltype(SumOfColumns::add) add = nullptr;  ///< of `add_to_columns`, for all rows of the tile
   alignas(sherd::detail::functor_alignment) std::array<std::byte, sherd::detail::largest_functor> functor{};
   int count = 0;  ///< of operands, the result first
   std::array<std::uint32_t, sherd::detail::Operands::most> places{};
   std::array<std::int64_t, sherd::detail::Operands::most> steps{};  ///< as `Row` takes them
+};
+
+/// A sum of columns: each task has sums of its own run of rows, a tensor that the instructions add to.
+struct PlannedColumnSum {
+  SumOfColumns sum;
+  std::uint32_t out;  ///< the tensor
+  double divisor;
 };
 
 struct RegionPlan {
@@ -50,6 +59,8 @@ struct RegionPlan {
   std::int64_t bytes = 0;                        ///< of a tile's memory
   std::vector<TilePlace> places;
   std::vector<TileInstruction> instructions;
+  std::vector<PlannedColumnSum> column_sums{};
+  std::optional<RowRuns> runs{};  ///< of the sums of columns; tiles end where they do
   bool complete = true;  ///< false where a functor cannot be copied: the members run one after the other
 
   explicit RegionPlan(const ops::Region& region);

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "runtime/cuda/block.cuh"
+#include "runtime/cuda/fold_sizes.h"
 #include "runtime/cuda/launch.cuh"
 #include "runtime/cuda/launchers.h"
 #include "runtime/cuda/types.cuh"
@@ -14,11 +15,6 @@ namespace sherd::cuda {
 // A rule has the types `Element`, `Run` (what a thread adds runs of `run_length` terms up in) and `Total`
 // (what runs are added up in); `term(x, first)` of an element widened, `first` being the first of its fold,
 // where the rule says `reads_first`; and `store(i, total)` of the i-th result.
-
-constexpr int block_columns = 32;
-constexpr int block_rows = 8,
-              join_rows = 32;            // of a block that folds the array, and of one that joins pieces
-constexpr std::int64_t run_length = 32;  // a sum of f32 loses with every number added to it
 
 /// One piece of the reduced axis a `blockIdx.y`; results lie at [piece][outer][inner]. An empty piece gives
 /// 0.

@@ -9,12 +9,15 @@
 #include <vector>
 
 #include "runtime/cuda/check.h"
+#include "runtime/cuda/fold_sizes.h"
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/launchers.h"
 #include "runtime/cuda/nvrtc.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/region_kernels.h"
 #include "runtime/cuda/region_source.h"
 #include "runtime/log.h"
+#include "runtime/ops.h"
 
 namespace sherd::cuda {
 namespace {
@@ -45,29 +48,66 @@ bool lies_as_planned(const ops::Region& region, Inputs in, Outputs out) {
                              [&](const Tensor& t) { return t.is_contiguous() && aligned(t); });
 }
 
-void launch(const RegionSource& source, cudaKernel_t kernel, const ops::Region& region, Inputs in,
-            Outputs out) {
-  std::vector<std::int64_t> given;  // as the kernel's `Given`: addresses, then the number of rows
-  for (const auto& list : {in, Inputs(out.begin(), out.size())})
-    for (const Tensor& t : list) given.push_back(std::bit_cast<std::int64_t>(t.raw()));
-  given.push_back(region.space.rows());
+/// `given`: as the kernel's `Given`.
+void launch(cudaKernel_t kernel, unsigned blocks, cudaStream_t stream, std::vector<std::int64_t>& given) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  const std::int64_t n = region.space.shape.numel();
-  const auto unit = static_cast<unsigned>(source.grid_unit);
-  config.gridDim = source.by_rows
-                       ? looping_grid_of(std::min<std::int64_t>(
-                             blocks_of(region.space.rows(), source.per_block), most_blocks_by_rows))
-                       : (blocks_for(n / source.pack) + unit - 1) / unit * unit;
+  config.gridDim = blocks;
   config.blockDim = threads_per_block;
-  config.stream = stream_of(in.empty() ? out[0].device() : in[0].device());
+  config.stream = stream;
   config.attrs = &early;
   config.numAttrs = launches_early() ? 1 : 0;
   void* arguments[] = {given.data()};
   cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
   check_launch(ops::FusedRegion::name);
+}
+
+unsigned blocks_of_region(const RegionSource& source, const ops::Region& region) {
+  if (source.by_rows)
+    return looping_grid_of(
+        std::min<std::int64_t>(blocks_of(region.space.rows(), source.per_block), most_blocks_by_rows));
+  const auto unit = static_cast<unsigned>(source.grid_unit);
+  return (blocks_for(region.space.shape.numel() / source.pack) + unit - 1) / unit * unit;
+}
+
+/// The same where columns are summed: lanes first, then what these have summed.
+void launch_lanes(const RegionSource& source, cudaKernel_t kernel, std::int64_t rows, Device device,
+                  std::vector<std::int64_t>& given) {
+  const LanesOfColumns& one = source.column_sums[0];
+  const ColumnLanes lanes(rows, one.columns, one.dtype);
+  // Of a sum of columns, by 8 bytes, of which accumulators of pieces have as many each.
+  const std::int64_t sums = lanes.count() * one.columns * size_of(compute_dtype(one.dtype)) / 8;
+  const auto count = static_cast<std::int64_t>(source.column_sums.size());
+  const Tensor room = empty(Shape{count * sums + lanes.pieces * one.columns}, {DType::i64, device});
+  const auto place = [&](std::int64_t i) { return reinterpret_cast<std::int64_t*>(room.raw()) + i * sums; };
+  for (std::int64_t i = 0; i < count; ++i) given.push_back(std::bit_cast<std::int64_t>(place(i)));
+  for (const std::int64_t number : {rows, lanes.length, lanes.of_piece(), lanes.count()})
+    given.push_back(number);
+  launch(kernel, grid_of(blocks_of(lanes.count(), source.per_block)), stream_of(device), given);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const LanesOfColumns& own = source.column_sums[static_cast<std::size_t>(i)];
+    SumCall call{{.dtype = own.dtype, .reduce = rows, .inner = own.columns}};
+    call.x = place(i);
+    call.partial = place(count);
+    call.stream = stream_of(device);
+    call.divisor = own.mean ? static_cast<double>(rows) : 1.0;
+    call.out = std::bit_cast<void*>(given[own.tensor]);
+    launch_sum_of_lanes(call);
+    check_launch(ops::FusedRegion::name);
+  }
+}
+
+void launch(const RegionSource& source, cudaKernel_t kernel, const ops::Region& region, Inputs in,
+            Outputs out) {
+  std::vector<std::int64_t> given;
+  for (const auto& list : {in, Inputs(out.begin(), out.size())})
+    for (const Tensor& t : list) given.push_back(std::bit_cast<std::int64_t>(t.raw()));
+  const Device device = in.empty() ? out[0].device() : in[0].device();
+  if (!source.column_sums.empty()) return launch_lanes(source, kernel, region.space.rows(), device, given);
+  given.push_back(region.space.rows());
+  launch(kernel, blocks_of_region(source, region), stream_of(device), given);
 }
 
 void fused_region(const ops::FusedRegion& op, Inputs in, Outputs out) {
@@ -97,13 +137,22 @@ bool is_member(const AnyOp& op) {
   return known_members().stands(op).value_or(!functor_source(op).empty());
 }
 
+/// Sums of columns whose lanes keep the largest GPU busy, and whose threads keep few numbers each.
+bool sums_columns(std::int64_t rows, std::int64_t columns, DType dtype) {
+  constexpr std::int64_t enough_threads = 1 << 16, most_bytes = 1 << 14;
+  const ColumnLanes lanes(rows, columns, dtype);
+  const std::int64_t of_lane = columns <= longest_of_lane ? 32 : threads_per_block;
+  return lanes.runs <= run_length && lanes.count() * of_lane >= enough_threads &&
+         columns * size_of(compute_dtype(dtype)) <= most_bytes;
+}
+
 }  // namespace
 
 void add_fused_region() {
   add_functor_sources();
   known_members();
   add_kernel<fused_region>(DeviceType::cuda);
-  ops::set_members(DeviceType::cuda, is_member);
+  ops::set_members(DeviceType::cuda, is_member, sums_columns);
 }
 
 }  // namespace sherd::cuda

@@ -60,6 +60,22 @@ struct SumCall : FoldCall {
   void* out = nullptr;  ///< i64 for integers and bool, f64 for powers, else of `dtype`
 };
 void launch_sum(const SumCall& call);
+
+/// The rows of a sum over all axes but the last in lanes, which `launch_sum` has threads for: each of the
+/// `block_rows` threads that share a column of a piece adds every so manyth row, `run_length` of them in a
+/// run. A lane is the rows of one run; in the order of pieces, then of runs, then of threads.
+struct ColumnLanes {
+  std::int64_t rows, pieces;
+  std::int64_t length;  ///< rows of a piece; the last ones may have fewer
+  std::int64_t runs;    ///< of a thread
+
+  ColumnLanes(std::int64_t rows, std::int64_t columns, DType dtype);
+  std::int64_t of_piece() const;
+  std::int64_t count() const { return pieces * of_piece(); }
+};
+/// The same sums of what lanes have added up: `x` is [lane][column] in the dtype that `call.dtype` is summed
+/// in. Of at most `run_length` runs a thread.
+void launch_sum_of_lanes(const SumCall& call);
 /// Products in f64 of floats, in i64 (wrapping) of integers and bool. Accumulators have 8 bytes.
 struct ProductCall : FoldCall {
   void* out = nullptr;  ///< i64 for integers and bool, else of `dtype`

@@ -79,6 +79,21 @@ __device__ Total sum_of_row(Total (&total)[Own]) {
   }
 }
 
+/// Every so manyth row from `first` on, before `end`.
+template <class Index>
+struct LaneRows {
+  Index first, end;
+};
+/// Those of a lane (`ColumnLanes`), of which a piece has `Step` for each `Length` rows of theirs.
+template <int Step, int Length, class Index, class Given>
+__device__ LaneRows<Index> rows_of_lane(Index lane, const Given& given) {
+  const Index of_piece = given.lanes_of_piece, length = given.length, rows = given.rows;
+  const Index begin = lane / of_piece * length, number = lane % of_piece;
+  const Index first = begin + number / Step * (Step * Length);
+  const Index after = begin + length < rows ? begin + length : rows;
+  return {first + number % Step, first + Step * Length < after ? first + Step * Length : after};
+}
+
 __device__ inline void wait_for_earlier() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -7,7 +7,6 @@
 namespace sherd::cuda {
 namespace {
 
-constexpr std::int64_t piece_length = 4096;   // elements of a piece along rows
 constexpr std::int64_t enough_blocks = 1056;  // across rows: what the largest GPU has room for, twice
 constexpr std::int64_t least_length = 128;
 
@@ -46,18 +45,53 @@ void sum(const SumCall& c) {
        Summing<Acc, To, Acc>{c.out, c.divisor});
 }
 
+/// Runs that lanes have added up, as a thread of `fold_columns` adds its own.
+template <class Acc, class To>
+struct SummingLanes : Summing<Acc, To, Acc> {
+  using Run = double;
+  __device__ Run term(Acc run, Acc) const { return run; }
+};
+
+template <class Acc, class To>
+void sum_lanes(const SumCall& c, const ColumnLanes& lanes, const SummingLanes<Acc, To>& rule) {
+  const std::int64_t across = (c.inner + block_columns - 1) / block_columns;
+  const Pieces all{lanes.pieces, lanes.of_piece(), c.inner, lanes.of_piece()};
+  launch_early(fold_columns<block_rows, 1, SummingLanes<Acc, To>>,
+               blocks_for(all.outer * across * threads_per_block), dim3(block_columns, block_rows), c.stream,
+               rule, all, static_cast<const Acc*>(c.x));
+}
+
 }  // namespace
 
 std::int64_t FoldCall::pieces() const {
   const std::int64_t results = outer * inner;
   if (inner == 1) {
     const std::int64_t wanted = (reduce + piece_length - 1) / piece_length;
-    return results >= 1 << 16 ? 1 : std::clamp<std::int64_t>(wanted, 1, 1024);
+    return results >= rows_without_pieces ? 1 : std::clamp<std::int64_t>(wanted, 1, 1024);
   }
   if (results == 0 || reduce <= 4 * least_length) return 1;
   const std::int64_t width = block_columns * 16 / size_of(dtype),  // of a block whose loads are wide
       blocks = outer * ((inner + width - 1) / width);
   return std::clamp<std::int64_t>(enough_blocks / blocks, 1, (reduce + least_length - 1) / least_length);
+}
+
+ColumnLanes::ColumnLanes(std::int64_t of, std::int64_t columns, DType dtype) : rows(of) {
+  const FoldCall call{.dtype = dtype, .reduce = rows, .inner = columns};
+  pieces = call.pieces();
+  length = (rows + pieces - 1) / pieces;
+  runs = (length + block_rows * run_length - 1) / (block_rows * run_length);
+}
+std::int64_t ColumnLanes::of_piece() const { return runs * block_rows; }
+
+void launch_sum_of_lanes(const SumCall& c) {
+  const ColumnLanes lanes(c.reduce, c.inner, c.dtype);
+  for_floating(c.dtype, [&]<class T>() {
+    using Acc = accumulator_t<T>;
+    if (lanes.pieces == 1) return sum_lanes<Acc, T>(c, lanes, {{c.out, c.divisor}});
+    sum_lanes<Acc, Acc>(c, lanes, {{c.partial, 1}});
+    fold_pieces<true>(Summing<Acc, T, Acc>{c.out, c.divisor}, {1, lanes.pieces, c.inner, lanes.pieces}, 1,
+                      c.partial, c.stream);
+  });
 }
 
 void launch_sum(const SumCall& c) {

@@ -101,15 +101,17 @@ inline std::vector<NamedStep> steps_of_parts() {
            {numbers({3, 8}, f32, 1), numbers({8}, f32, 2, -0.5, 0.5)}}};
 }
 
+enum class Rows { few, many };
 /// Steps over one space, with values for each row, each column and all, that are cast, summed, written and
 /// seen through views.
 class RandomRows {
  public:
-  explicit RandomRows(unsigned seed, Device device = Device::cpu())
+  explicit RandomRows(unsigned seed, Device device = Device::cpu(), Rows rows = Rows::few)
       : device_(device),
         random_(seed),
-        rows_(pick({1, 2, 3, 5, 8, 33})),
-        columns_(pick({1, 2, 3, 8, 31, 64, 65, 200, 1100})) {
+        rows_(rows == Rows::many ? pick({1000, 5001}) : pick({1, 2, 3, 5, 8, 33})),
+        columns_(rows == Rows::many ? pick({2, 31, 72, 300, 400})
+                                    : pick({1, 2, 3, 8, 31, 64, 65, 200, 1100})) {
     for (std::size_t i = 0, size = 3 + random_() % 20; i < size; ++i)
       code_.push_back({number(), number(), number(), number()});
   }
@@ -143,7 +145,7 @@ class RandomRows {
 
   static Tensor result(unsigned kind, const Tensor& a, const Tensor& b, unsigned number) {
     const double scalar = 0.25 * (number % 7) - 0.5;
-    switch (kind % 18) {
+    switch (kind % 20) {
       case 0:
         return add(a, to(b, a.dtype()));
       case 1:
@@ -190,6 +192,10 @@ class RandomRows {
           return made;
         }
         return a;
+      case 17:
+        return a.rank() == 2 ? sum(mul(a, 0.5), {0}, number % 2 ? Keep::dims : Keep::drop) : neg(a);
+      case 18:
+        return a.rank() == 2 ? mean(mul(a, a), {0}, number % 2 ? Keep::dims : Keep::drop) : a;
       default:
         return a.rank() == 2 && a.shape()[0] == a.shape()[1] ? add(a, transpose(a, 0, 1)) : clone(a);
     }

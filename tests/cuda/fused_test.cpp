@@ -10,7 +10,7 @@
 #include "runtime/cuda/region_source.h"
 #include "runtime/fused_region.h"
 #include "runtime/ops/listing.h"
-#include "tests/autograd/fused_steps.h"
+#include "tests/autograd/column_sum_steps.h"
 #include "tests/autograd/random_step.h"
 #include "tests/cuda/compare.h"
 
@@ -35,6 +35,7 @@ class Programs {
         ++regions;
         kernels += cuda::region_source(*region) ? 1 : 0;
       }
+    sums += column_sums(*one.program);
     const NoGrad guard;
     one.program->replay(copies(one.in));  // its members one by one, unless another has the same kernel
   }
@@ -46,7 +47,7 @@ class Programs {
       check_bits(one.step, one.in, *one.program);
     }
   }
-  std::size_t regions = 0, kernels = 0;
+  std::size_t regions = 0, kernels = 0, sums = 0;  // of columns
 
  private:
   struct One {
@@ -64,7 +65,7 @@ TEST_CASE("kernels of regions: NVRTC takes the source of every elementwise op an
   if (skip_if(!cuda::has_nvrtc(), "NVRTC is not installed")) return;
   cuda::add_kernels();
   const NoGrad guard;
-  std::size_t compiled = 0, members = 0;
+  std::size_t compiled = 0, members = 0, sums = 0;
   const auto compile_all = [&](const Step& step, const std::vector<Tensor>& in) {
     const Program::Impl program = fused(step, in);
     for (const Program::Impl::Step& s : program.steps) {
@@ -76,6 +77,7 @@ TEST_CASE("kernels of regions: NVRTC takes the source of every elementwise op an
       CHECK_NOTHROW(cuda::compile_source(cuda::region_headers() + source->text, "sm_90a"));
       ++compiled;
       members += region->members.size();
+      sums += source->column_sums.size();
     }
   };
   const std::vector<ElementwiseListing> all = elementwise_listing();
@@ -110,6 +112,13 @@ TEST_CASE("kernels of regions: NVRTC takes the source of every elementwise op an
     const RandomRows step(seed);
     compile_all(step, step.inputs(0));
   }
+  for (const DType dtype : {f64, f32, bf16, f16})
+    for (const Shape& shape : {Shape{3, 5}, Shape{600, 64}, Shape{9, 130, 200}, Shape{600, 257},
+                               Shape{512, 1024}, Shape{520, 4096}}) {
+      compile_all(sums_of_columns(f32), {numbers(shape, dtype, 1), numbers(shape, dtype, 2)});
+      compile_all(sums_of_columns(dtype), {numbers(shape, dtype, 1), numbers(shape, dtype, 2)});
+    }
+  CHECK(sums > 100);
   std::size_t without = 0;  // whose text would be too long, or is not to be had
   for (const NamedStep& named : steps_of_parts())
     for (const Program::Impl::Step& s : fused(named.step, named.in).steps)
@@ -228,6 +237,76 @@ TEST_CASE("cuda: casts and sums of rows have their bits in the kernel of a regio
   programs.check();
 }
 
+TEST_CASE("cuda: sums of columns have their bits in the kernel of a region") {
+  if (cannot()) return;
+  Programs programs;
+  const auto add = [&](const Shape& shape, DType dtype, DType other, const std::vector<Tensor>& in) {
+    programs.add(fmt::format("{} by {}, {}", name_of(dtype), name_of(other), shape), sums_of_columns(other),
+                 in);
+  };
+  // Lanes of warps and of blocks, whole packs and single elements.
+  for (const DType dtype : {f64, f32, bf16, f16})
+    for (const DType other : {f64, f32, bf16, f16})
+      for (const Shape& shape :
+           {Shape{33000, 64}, Shape{40001, 7}, Shape{4100, 300}, Shape{2, 3, 700, 257}, Shape{5, 1000, 512}})
+        add(shape, dtype, other, {numbers(shape, dtype, 1), numbers(shape, dtype, 2)});
+  // Several runs a thread, and as many columns as a block takes.
+  const auto drawn = [](const Shape& shape, DType dtype) { return to(randn(shape, {f32, gpu}), dtype); };
+  for (const auto& [rows, columns, dtype] :
+       {std::tuple{20011, 4096, bf16}, {10007, 4096, f32}, {10007, 2048, f64}, {300000, 100, f32}}) {
+    const Shape shape{rows, columns};
+    add(shape, dtype, dtype, {drawn(shape, dtype), drawn(shape, dtype)});
+  }
+  CHECK(programs.kernels == programs.regions);
+  CHECK(programs.sums == 3 * programs.regions);
+  programs.check();
+}
+
+TEST_CASE("cuda: few rows, and rows of too many columns for a thread, are summed outside regions") {
+  if (cannot()) return;
+  const auto sums = [](std::int64_t rows, std::int64_t columns, DType dtype) {
+    return ops::sums_columns(rows, columns, dtype, DeviceType::cuda);
+  };
+  CHECK(sums(8192, 1024, bf16));
+  CHECK_FALSE(sums(512, 1024, f32));
+  CHECK_FALSE(sums(1 << 16, 8192, f32));
+  CHECK_FALSE(sums(1 << 16, 4096, f64));
+}
+
+TEST_CASE("cuda: gradients of gains are made in the region of a layer's backward, with eager's bits") {
+  if (cannot()) return;
+  for (const DType dtype : {f32, bf16})
+    for (const TrainedLayer& layer : trained_layers({4200, 320}, dtype, gpu)) {
+      INFO(layer.name << " of " << name_of(dtype));
+      const std::vector<Tensor> expected = trained(layer, layer.step);
+      const Compiled compiled = compile(layer.step, {.executor = Executor::fused});
+      for (int call = 0; call < 4; ++call) {
+        INFO(compiled.text() << "call " << call);
+        if (call == 2) CHECK(cuda::finish_region_kernels().failed == 0);
+        const std::vector<Tensor> got = trained(layer, compiled);
+        REQUIRE(got.size() == expected.size());
+        for (std::size_t i = 0; i < got.size(); ++i) CHECK(same_bits(got[i], expected[i]));
+      }
+      const std::string text = compiled.text(), backward = text.substr(text.find("backward"));
+      const std::size_t sum = backward.find("= sum[axes=1,");
+      CHECK(backward.find("fused[") < sum);
+      CHECK(sum < backward.find(']', sum));
+    }
+}
+
+TEST_CASE("cuda: a captured step whose regions sum columns has the step's bits, as one graph") {
+  if (cannot()) return;
+  const NoGrad guard;
+  const Step step = sums_of_columns(f32);
+  const std::vector<Tensor> in{on_gpu(numbers({4200, 320}, bf16, 1)), on_gpu(numbers({4200, 320}, bf16, 2))};
+  Program program = capture(step, in, Executor::fused);
+  for (int times = 0; times < 3; ++times) {
+    const std::vector<Tensor> got = program.replay(in), expected = step(in);
+    for (std::size_t i = 0; i < got.size(); ++i) CHECK(same_bits(got[i], expected[i]));
+  }
+  CHECK(program.is_device_graph());
+}
+
 TEST_CASE("cuda: what a region writes in place is read before and after as the step does") {
   if (cannot()) return;
   Programs programs;
@@ -302,6 +381,17 @@ TEST_CASE("cuda: random steps over rows and columns have their bits in the kerne
     programs.add(fmt::format("step {}", seed), step, step.inputs(1));
   }
   CHECK(programs.kernels > programs.regions * 9 / 10);
+  programs.check();
+}
+
+TEST_CASE("cuda: random steps over many rows have their bits in the kernels of regions") {
+  if (cannot()) return;
+  Programs programs;
+  for (unsigned seed = 0; seed < 80; ++seed) {
+    const RandomRows step(seed, gpu, Rows::many);
+    programs.add(fmt::format("step {}", seed), step, step.inputs(1));
+  }
+  CHECK(programs.sums > 5);
   programs.check();
 }
 

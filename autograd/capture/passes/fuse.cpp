@@ -142,7 +142,7 @@ class Growing {
     std::size_t op;
     std::vector<Value> in;
     Lies lies;             // its result
-    std::int64_t columns;  // of it, where that has rows
+    std::int64_t columns;  // of it, or of the rows whose columns it sums; a sum of rows has none
   };
   /// What an op would be as a member.
   struct Joining {
@@ -150,7 +150,7 @@ class Growing {
     std::vector<TracedTensor> inputs{};                   // new ones
     std::vector<std::pair<std::size_t, Lies>> lies_of{};  // inputs
     Lies lies = Lies::full;
-    std::int64_t columns = 0;  // of a result with rows; a sum has none
+    std::int64_t columns = 0;  // as of a member
     bool is_part = false;      // an operand is a part of each row that a member made
   };
 
@@ -200,6 +200,10 @@ class Growing {
       const std::optional<RowSpace> space = space_of_rows(shapes[0]);
       joining.lies = Lies::row;
       if (!space || !add_operand(traced.in[0], *space, shapes[0], false, joining)) return {};
+    } else if (ops::column_sum(*traced.op, shapes[0], traced.in[0].dtype)) {
+      joining.lies = Lies::column;
+      joining.columns = shapes[0].back();
+      if (!sums_columns_of(traced.in[0]) || !add_made(traced.in[0], joining)) return {};
     } else if (!ops::row_parts(*traced.op, shapes).empty()) {
       const std::optional<RowSpace> whole = space_of_rows(out.layout.shape);
       if (!whole) return {};
@@ -238,6 +242,27 @@ class Growing {
     return whole && shape.back() <= ops::most_columns ? space : std::nullopt;
   }
 
+  /// Whether it sums the columns of such rows, beside those that it sums already.
+  bool sums_columns_of(const TracedTensor& t) const {
+    const Shape& shape = t.layout.shape;
+    std::size_t others = 0;
+    for (const Member& member : members_) {
+      if (member.lies != Lies::column) continue;
+      const TracedTensor& other = trace_.ops[member.op].in[0];
+      if (member.columns != shape.back() || other.dtype != t.dtype) return false;
+      ++others;
+    }
+    return others < ops::most_column_sums &&
+           ops::sums_columns(region_->space.rows(), shape.back(), t.dtype, device_.type);
+  }
+  /// Adds an operand that is all of what a member made for each element.
+  bool add_made(const TracedTensor& t, Joining& joining) const {
+    const std::optional<RowSpace> space = space_of_rows(t.layout.shape);
+    const auto known = made_.find(t.storage);
+    return space && known != made_.end() && members_[known->second].lies == Lies::full &&
+           add_operand(t, *space, t.layout.shape, false, joining) && !joining.is_part;
+  }
+
   bool add_operand(const TracedTensor& t, const RowSpace& space, const Shape& shape, bool written,
                    Joining& joining) const {
     if (t.storage == TracedTensor::none) return false;
@@ -271,6 +296,7 @@ class Growing {
   /// Whether what a member reads so is what another one made, or the same part of each of its rows.
   bool shows(const TracedTensor& t, Lies lies, const Shape& shape, const Member& maker,
              Joining& joining) const {
+    if (maker.lies == Lies::column) return false;
     if (maker.lies == Lies::row)
       return t.layout.offset == 0 &&
              (lies == Lies::row || (region_->space.rows() == 1 && lies == Lies::number));
