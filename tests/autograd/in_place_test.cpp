@@ -3,6 +3,7 @@
 #include "autograd/capture/capture.h"
 #include "autograd/recompute.h"
 #include "runtime/apply.h"
+#include "runtime/ops/batch_norm.h"
 #include "runtime/ops/listing.h"
 #include "runtime/ops/optimizer_steps.h"
 #include "runtime/ops/order_free_norm.h"
