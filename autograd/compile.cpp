@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <list>
+#include <memory>
+#include <mutex>
 
 #include "autograd/capture/frame.h"
 #include "autograd/capture/passes/common.h"
@@ -61,11 +63,13 @@ std::int64_t MemoryBudget::limit(std::int64_t eager_peak, std::int64_t least) co
   return bytes_ > 0 ? bytes_ : static_cast<std::int64_t>(part_ * static_cast<double>(eager_peak));
 }
 
-struct CompiledPrograms::Impl {
-  CompileOptions options;
+namespace {
+
+/// What one thread calls by: workspaces are its own, and so is the order of its work on a device.
+struct OfThread {
+  std::weak_ptr<const void> thread;
   std::list<std::shared_ptr<Frame>> frames{};  // the last used first
   CompileStats counts{};
-  std::vector<std::weak_ptr<Impl>> parts{};
 
   /// The frame for such a call, moved to the front; null where there is none.
   std::shared_ptr<Frame> find(const Words& key) {
@@ -75,9 +79,42 @@ struct CompiledPrograms::Impl {
     frames.splice(frames.begin(), frames, its);
     return frames.front();
   }
+};
+
+/// What was compiled on this thread, as far as it is still there; and what says that the thread is.
+struct CompiledHere {
+  std::vector<std::weak_ptr<CompiledPrograms::Impl>> programs{};
+  std::shared_ptr<const void> thread = std::make_shared<char>();
+};
+CompiledHere& compiled_here() { return Context::current().slot<CompiledHere>(); }
+
+}  // namespace
+
+struct CompiledPrograms::Impl {
+  explicit Impl(CompileOptions given) : options(given) {}
+
+  CompileOptions options;
+  std::vector<std::weak_ptr<Impl>> parts{};
+  std::mutex mutex;  // of the list
+  std::vector<std::shared_ptr<OfThread>> threads{};
+
+  /// This thread's. Those of threads that are over go.
+  std::shared_ptr<OfThread> here() {
+    const std::shared_ptr<const void>& thread = compiled_here().thread;
+    const std::scoped_lock lock(mutex);
+    std::erase_if(threads, [](const auto& of) { return of->thread.expired(); });
+    for (const auto& of : threads)
+      if (of->thread.lock() == thread) return of;
+    threads.push_back(std::make_shared<OfThread>(OfThread{thread}));
+    return threads.back();
+  }
+  std::vector<std::shared_ptr<OfThread>> all() {
+    const std::scoped_lock lock(mutex);
+    return threads;
+  }
   void reset() {
-    frames.clear();
-    counts = {};
+    const std::scoped_lock lock(mutex);
+    threads.clear();
   }
   /// The parts of `whole` and theirs, as far as they are there, each once, and itself last.
   static std::vector<std::shared_ptr<Impl>> with_parts(std::shared_ptr<Impl> whole) {
@@ -95,51 +132,42 @@ struct CompiledPrograms::Impl {
   }
 };
 
-namespace {
-
-/// What was compiled on this thread, as far as it is still there.
-struct CompiledHere {
-  std::vector<std::weak_ptr<CompiledPrograms::Impl>> programs;
-};
-std::vector<std::weak_ptr<CompiledPrograms::Impl>>& compiled_here() {
-  return Context::current().slot<CompiledHere>().programs;
-}
-
-}  // namespace
-
-CompiledPrograms::CompiledPrograms(CompileOptions options) : impl_(std::make_shared<Impl>(Impl{options})) {
+CompiledPrograms::CompiledPrograms(CompileOptions options) : impl_(std::make_shared<Impl>(options)) {
   check<ValueError>(options.programs > 0, "compile: room for {} programs; give it room for one at least",
                     options.programs);
-  std::erase_if(compiled_here(), [](const auto& programs) { return programs.expired(); });
-  compiled_here().push_back(impl_);
+  std::erase_if(compiled_here().programs, [](const auto& programs) { return programs.expired(); });
+  compiled_here().programs.push_back(impl_);
 }
 
 CompiledPrograms::~CompiledPrograms() = default;
 
 CompileStats CompiledPrograms::stats() const {
   CompileStats stats;
-  for (const auto& programs : Impl::with_parts(impl_)) {
-    stats.frames += programs->counts.frames;
-    stats.hits += programs->counts.hits;
-    stats.misses += programs->counts.misses;
-    stats.eager += programs->counts.eager;
-    stats.sharding_hooks += programs->counts.sharding_hooks;
-    for (const std::shared_ptr<Frame>& frame : programs->frames) frame->count(stats);
-  }
+  for (const auto& programs : Impl::with_parts(impl_))
+    for (const auto& of : programs->all()) {
+      stats.frames += of->counts.frames;
+      stats.hits += of->counts.hits;
+      stats.misses += of->counts.misses;
+      stats.eager += of->counts.eager;
+      stats.sharding_hooks += of->counts.sharding_hooks;
+      for (const std::shared_ptr<Frame>& frame : of->frames) frame->count(stats);
+    }
   return stats;
 }
 
 std::string CompiledPrograms::text() const {
   std::string text;
   for (const auto& programs : Impl::with_parts(impl_))
-    for (const std::shared_ptr<Frame>& frame : programs->frames) text += frame->text();
+    for (const auto& of : programs->all())
+      for (const std::shared_ptr<Frame>& frame : of->frames) text += frame->text();
   return text;
 }
 
 std::vector<std::string> CompiledPrograms::drawings() const {
   std::vector<std::string> drawings;
   for (const auto& programs : Impl::with_parts(impl_))
-    for (const std::shared_ptr<Frame>& frame : programs->frames) frame->draw(drawings);
+    for (const auto& of : programs->all())
+      for (const std::shared_ptr<Frame>& frame : of->frames) frame->draw(drawings);
   return drawings;
 }
 
@@ -153,45 +181,47 @@ CompiledPrograms::Result CompiledPrograms::call(
     const std::function<std::vector<Tensor>()>& body, const std::string& unfit,
     const std::function<std::shared_ptr<const void>()>& keep_form) {
   if (Tracer::active()) return {body(), nullptr};
-  Impl& impl = *impl_;
-  const bool strict = impl.options.full_graph == FullGraph::yes;
+  const CompileOptions& options = impl_->options;
+  const std::shared_ptr<OfThread> here = impl_->here();
+  const bool strict = options.full_graph == FullGraph::yes;
   const auto undefined = [](const Tensor& t) { return !t.defined(); };
   std::string reason = unfit;
   if (reason.empty() && std::ranges::any_of(inputs, undefined)) reason = "an input is an empty handle";
   if (!reason.empty()) {
     check<StateError>(!strict, "compile: this call cannot be captured: {}", reason);
-    ++impl.counts.eager;
+    ++here->counts.eager;
     return {body(), nullptr};
   }
   const std::vector<Tensor> given(inputs.begin(), inputs.end());
   describe_rank(values);
   describe(given, Gradients::wanted, values);
-  if (const std::shared_ptr<Frame> frame = impl.find(values)) {
+  if (const std::shared_ptr<Frame> frame = here->find(values)) {
     if (!frame->unfit().empty() || !frame->can_write(given)) {
-      ++impl.counts.eager;
+      ++here->counts.eager;
       return {body(), nullptr};
     }
-    ++impl.counts.hits;
+    ++here->counts.hits;
     return {frame->replay(given), frame->form};
   }
-  ++impl.counts.misses;
-  ++impl.counts.frames;
+  ++here->counts.misses;
+  ++here->counts.frames;
   const auto frame = std::make_shared<Frame>(
-      passes_of(impl.options),
-      Keeping{impl.options.executor == Executor::replay ? Keeps::as_eager : Keeps::cheapest,
-              impl.options.memory});
+      passes_of(options),
+      Keeping{options.executor == Executor::replay ? Keeps::as_eager : Keeps::cheapest, options.memory});
   frame->key = std::move(values);
   std::vector<Tensor> outputs = frame->trace(given, body, strict);
   if (!unfit.empty()) frame->give_up(unfit);
   check<StateError>(unfit.empty() || !strict, "compile: this call cannot be captured: {}", unfit);
   if (frame->unfit().empty() && keep_form) frame->form = keep_form();
-  impl.frames.push_front(frame);
-  if (impl.frames.size() > impl.options.programs) impl.frames.pop_back();
+  here->frames.push_front(frame);
+  if (here->frames.size() > options.programs) here->frames.pop_back();
   return {std::move(outputs), nullptr};
 }
 
 Compiled::Compiled(Step step, CompileOptions options)
-    : step_(std::move(step)), programs_(std::make_shared<CompiledPrograms>(options)) {}
+    : step_(std::move(step)), programs_(std::make_shared<CompiledPrograms>(options)) {
+  check<ValueError>(step_ != nullptr, "compile: an empty function");
+}
 
 std::vector<Tensor> Compiled::operator()(std::span<const Tensor> inputs) const {
   return programs_->call(inputs, {}, [&] { return step_(inputs); }).outputs;
@@ -200,7 +230,7 @@ std::vector<Tensor> Compiled::operator()(std::span<const Tensor> inputs) const {
 Compiled compile(Step step, CompileOptions options) { return {std::move(step), options}; }
 
 void compile_reset() {
-  for (const auto& programs : compiled_here())
+  for (const auto& programs : compiled_here().programs)
     if (const auto alive = programs.lock()) alive->reset();
   free_halves_workspace();
 }

@@ -48,6 +48,8 @@ class SHERD_API MemoryBudget {
   static MemoryBudget least();
 
   bool limited() const { return bytes_ > 0 || part_ > 0 || least_; }
+  /// Whether it is a part of what eager code takes.
+  bool is_part() const { return part_ > 0; }
   /// In bytes, of a program that takes `eager_peak` with all that eager code keeps and `least` at least.
   std::int64_t limit(std::int64_t eager_peak, std::int64_t least) const;
 
@@ -88,7 +90,8 @@ struct CompileStats {
   std::int64_t eager_peak_bytes = 0;  ///< the same with all that eager code keeps, of those with a budget
 };
 
-/// The programs of a compiled function or module. One thread uses them at a time.
+/// The programs of a compiled function or module. Each thread that calls has its own, which it traces itself;
+/// what these say, count and forget is said, counted and forgotten of all, while none of them calls.
 class SHERD_API CompiledPrograms {
  public:
   /// ValueError for no programs.

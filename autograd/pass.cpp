@@ -118,10 +118,10 @@ void check_unchanged(const Node& node, const SavedTensor& saved, std::string_vie
                     saved.value.storage().version());
 }
 
-/// Whether an earlier edge of the node goes to the same leaf.
-bool met_before(const Node& node, std::size_t edge) {
-  const auto earlier = std::span(node.edges.begin(), edge);
-  return std::ranges::any_of(earlier, [&](const Edge& e) { return e.leaf == node.edges[edge].leaf; });
+/// Whether a later edge of the node goes to the same leaf.
+bool met_again(const Node& node, std::size_t edge) {
+  const auto later = std::span(node.edges.begin(), node.edges.size()).subspan(edge + 1);
+  return std::ranges::any_of(later, [&](const Edge& e) { return e.leaf == node.edges[edge].leaf; });
 }
 
 /// The pass that holds a node or leaf. Graphs on two threads may share leaves, so this is read and taken
@@ -564,7 +564,7 @@ Tensors BackwardPass::sums_so_far(const Place& place) {
     const Tensor* sum = sum_at(node.edges[i], dtype);
     if (sum == nullptr || !sum->defined()) continue;
     const bool in_f32 = summed_in_f32(node.edges[i], dtype);
-    if (in_f32 ? !place.peephole->of_several || met_before(node, i) : sum->dtype() != dtype) continue;
+    if (in_f32 ? !place.peephole->of_several || met_again(node, i) : sum->dtype() != dtype) continue;
     sums.resize(node.edges.size());
     sums[i] = *sum;
   }

@@ -123,12 +123,17 @@ void compile(Module& module, CompileOptions options) {
                     "compile: {} has a {} below that is sharded, and is compiled in parts, so it is no full "
                     "graph; give ShardingHooks::inside",
                     module.type_name(), in_parts ? sharded->type_name() : "");
-  check<StateError>(module.compiled() == nullptr, "compile: {} is compiled already", module.type_name());
+  check<StateError>(module.compiled() == nullptr, "compile: {} is compiled already; nn::uncompile it first",
+                    module.type_name());
   const std::shared_ptr<CompiledModule> compiled =
       in_parts ? std::make_shared<SplitModule>(options) : std::make_shared<CompiledModule>(options);
   // Of a call that is no program its parts are.
   if (sharded != nullptr && options.full_graph == FullGraph::no) compiled->add_parts(module);
   module.set_compiled(compiled);
+}
+
+void uncompile(Module& module) {
+  module.visit_all_modules([](Module& m) { m.set_compiled(nullptr); });
 }
 
 CompiledPrograms& compiled_programs(const Module& module) {

@@ -28,6 +28,9 @@ namespace sherd::nn {
 /// a group that is not here, within `recompute`, or that calls `unshard` or `reshard`. StateError for one
 /// that is compiled. A clone is not compiled.
 SHERD_API void compile(Module& module, CompileOptions options = {});
+/// The module and those below run eagerly again, and may be compiled with other options. Backwards of calls
+/// before it work on. Nothing where nothing is compiled.
+SHERD_API void uncompile(Module& module);
 /// The programs of a compiled module, all of its parts'; StateError for another.
 SHERD_API CompiledPrograms& compiled_programs(const Module& module);
 

@@ -1,6 +1,8 @@
 #include "shard/gather_plan.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <unordered_map>
@@ -23,7 +25,8 @@ class Forecast {
   struct Whole {
     std::shared_ptr<Gathered> gathered;
     std::int64_t bytes;
-    bool keeps;                                         ///< its module's options say that it stays
+    bool keeps;         ///< its module's options say that it stays
+    bool ends = false;  ///< its module runs; else it is read outside it alone, and goes when that is over
     std::uint64_t first = std::uint64_t(-1), last = 0;  ///< places between which a backward reads it
   };
   using Staying = std::vector<bool>;  ///< by whole, beside those that `keeps`
@@ -41,6 +44,7 @@ class Forecast {
       }
       Whole& whole = wholes_[at->second];
       forward_.push_back({at->second, use.moment});
+      if (use.moment == Moment::end) whole.ends = true;
       if (!use.planned) continue;
       whole.first = std::min(whole.first, use.place);
       whole.last = std::max({whole.last, use.place, use.region ? use.region->end : 0});
@@ -49,7 +53,7 @@ class Forecast {
       if (wholes_[i].last > 0)
         backward_.push_back({i, wholes_[i].last}), backward_.push_back({i, wholes_[i].first, true});
     std::ranges::stable_sort(backward_, [](const Turn& a, const Turn& b) {
-      return a.place != b.place ? a.place > b.place : a.leaves && !b.leaves;
+      return a.place != b.place ? a.place > b.place : !a.leaves && b.leaves;  // of one use, read once
     });
   }
 
@@ -60,7 +64,7 @@ class Forecast {
     std::vector<std::size_t> list;
     for (const Turn& turn : backward_) {
       const Whole& whole = wholes_[turn.whole];
-      if (!turn.leaves && !whole.keeps && whole.bytes > 0) list.push_back(turn.whole);
+      if (!turn.leaves && whole.ends && !whole.keeps && whole.bytes > 0) list.push_back(turn.whole);
     }
     return list;
   }
@@ -227,29 +231,53 @@ Choice choose(const Forecast& forecast, std::int64_t bytes) {
   return choice;
 }
 
-/// The groups of ranks on which the model's calls are, each once.
-std::vector<Group> ranks_of(const std::vector<Forecast::Whole>& wholes) {
+/// The groups of ranks on which the model's calls are, each once, in the order of its modules.
+std::vector<Group> ranks_of(std::span<const std::shared_ptr<Unit>> units) {
   std::vector<Group> all;
-  for (const Forecast::Whole& whole : wholes) {
-    const Ranks& ranks = whole.gathered->group().spec().ranks;
-    for (const Group& group : {ranks.shard, ranks.replicas})
-      if (group.defined() && std::ranges::find(all, group) == all.end()) all.push_back(group);
-  }
+  for (const auto& unit : units)
+    for (const Members& m : unit->members()) {
+      const Ranks& ranks = m.group->spec().ranks;
+      for (const Group& group : {ranks.shard, ranks.replicas})
+        if (group.defined() && std::ranges::find(all, group) == all.end()) all.push_back(group);
+    }
   return all;
 }
 
-/// ValueError or StateError that names two ranks which do not give the same.
-void agree(const Group& ranks, std::int64_t bytes, std::uint64_t digest) {
-  const auto all = [&](std::uint64_t own) { return together_all(ranks, call, [own] { return own; }); };
-  const std::vector<std::uint64_t> given = all(static_cast<std::uint64_t>(bytes)), forwards = all(digest);
-  for (std::size_t r = 1; r < given.size(); ++r) {
-    check<ValueError>(given[r] == given[0], "{}: rank {} gives {} bytes, rank 0 {}; give all ranks the same",
-                      call, r, given[r], given[0]);
-    check<StateError>(forwards[r] == forwards[0],
-                      "{}: the last forward of rank {} was another one than that of rank 0, or one without "
-                      "gradients; call it after one that all ranks ran alike",
-                      call, r);
+/// The least and the largest of what ranks give, and whose they are.
+struct Span {
+  std::int64_t least, whose_least, most, whose_most;
+  void join(const Span& other) {
+    if (other.least < least) least = other.least, whose_least = other.whose_least;
+    if (other.most > most) most = other.most, whose_most = other.whose_most;
   }
+};
+
+/// ValueError or StateError on all ranks, which names two that do not give the same. Of groups that cross
+/// (shards and replicas) each hears of the others' in a second round.
+void agree(std::span<const Group> groups, std::int64_t bytes, std::uint64_t digest) {
+  if (groups.empty()) return;
+  const std::int64_t me = groups[0].world_ranks()[static_cast<std::size_t>(groups[0].rank())];
+  const auto forward = static_cast<std::int64_t>(digest);
+  std::array<Span, 2> seen{Span{bytes, me, bytes, me}, Span{forward, me, forward, me}};
+  for (int round = 0; round < (groups.size() > 1 ? 2 : 1); ++round)
+    for (const Group& group : groups) {
+      std::array<std::int64_t, 8> own;
+      std::memcpy(own.data(), seen.data(), sizeof(own));
+      const std::vector<std::int64_t> all = of_all_ranks(group, own, {.label = std::string(call)});
+      for (std::size_t r = 0; r < all.size(); r += own.size()) {
+        std::array<Span, 2> theirs;
+        std::memcpy(theirs.data(), all.data() + r, sizeof(own));
+        for (std::size_t k = 0; k < seen.size(); ++k) seen[k].join(theirs[k]);
+      }
+    }
+  const Span &given = seen[0], &forwards = seen[1];
+  check<ValueError>(given.least == given.most,
+                    "{}: rank {} gives {} bytes, rank {} {}; give all ranks the same", call,
+                    given.whose_least, given.least, given.whose_most, given.most);
+  check<StateError>(forwards.least == forwards.most,
+                    "{}: the last forward of rank {} was another one than that of rank {}, or one without "
+                    "gradients; call it after one that all ranks ran alike",
+                    call, forwards.whose_least, forwards.whose_most);
 }
 
 /// The unit of a model that has run a forward and runs none now.
@@ -265,9 +293,19 @@ Unit& outermost(nn::Module& model) {
   for (const auto& other : root.units())
     check<StateError>(std::ranges::find(own, other.get(), &NamedUnit::unit) != own.end(),
                       "{}: {} is within a sharded model; call it of that one", call, model.type_name());
-  check<StateError>(root.last() != nullptr,
-                    "{}: {} has run no forward since it was sharded, or its ranks renewed; call it after one",
-                    call, model.type_name());
+  check<StateError>(
+      root.last() != nullptr,
+      "{}: {} has run no forward to its end since it was sharded, or its ranks renewed; call it "
+      "after one",
+      call, model.type_name());
+  for (const Record::Use& use : root.last()->listed()) {
+    const auto gathered = use.gathered.lock();
+    check<StateError>(
+        gathered && !gathered->group().retired(),
+        "{}: a module of {} was cast, moved to a device or sharded anew since the last forward; "
+        "call it after another one",
+        call, model.type_name());
+  }
   return *unit;
 }
 
@@ -284,16 +322,19 @@ GatherPlan plan_gathers(nn::Module& model, std::int64_t bytes) {
     return true;  // another root's: its own policy says
   };
   const Forecast forecast(unit.root().last()->listed(), keeps);
-  for (const Group& ranks : ranks_of(forecast.wholes())) agree(ranks, bytes, forecast.digest());
+  agree(ranks_of(units), bytes, forecast.digest());
   check<StateError>(forecast.trains(),
                     "{}: the last forward of {} was one without gradients; call it after one with", call,
                     model.type_name());
   const Choice choice = choose(forecast, bytes);
   GatherPlan plan{.ahead = choice.ahead, .peak_bytes = choice.peak};
+  for (const auto& u : units)
+    for (const Members& m : u->members()) m.group->switches.stays_after_forward = false;
   for (std::size_t i = 0; i < choice.staying.size(); ++i) {
     ParameterGroup& group = forecast.wholes()[i].gathered->group();
-    group.switches.stays_after_forward = choice.staying[i];
-    if (choice.staying[i]) plan.staying.push_back(group.label());
+    if (!choice.staying[i]) continue;
+    group.switches.stays_after_forward = true;
+    plan.staying.push_back(group.label());
   }
   for (const auto& u : units) u->gather_ahead(choice.ahead);
   return plan;

@@ -403,7 +403,10 @@ void Unit::begin_use() {
 }
 
 AfterForward Unit::after_forward_of(const ParameterGroup& group) const {
-  return group.switches.stays_after_forward ? AfterForward::keep : policy_.after_forward;
+  // For a backward: without gradients none comes, and what is kept in full precision would be read unnoticed.
+  const bool stays = group.switches.stays_after_forward && Context::current().grad_enabled() &&
+                     root_->precision() == Precision::reduced;
+  return stays ? AfterForward::keep : policy_.after_forward;
 }
 
 void Unit::end_use() {
@@ -532,8 +535,8 @@ Tensor Unit::state(const nn::Parameter& parameter) const {
 
 /// Between a forward that keeps what it gathered and its backward, by policy: also where this rank wrote.
 bool Unit::kept_for_backward(ParameterGroup& group) const {
-  return after_forward_of(group) == AfterForward::keep && group.spec().partition.ranks() > 1 &&
-         group.in_use().leased(Lease::forward);
+  const bool keeps = group.switches.stays_after_forward || policy_.after_forward == AfterForward::keep;
+  return keeps && group.spec().partition.ranks() > 1 && group.in_use().leased(Lease::forward);
 }
 
 void Unit::let_go() {

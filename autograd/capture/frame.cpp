@@ -194,14 +194,15 @@ void Frame::count(CompileStats& stats) const {
   for (const Backward& backward : backwards_) {
     if (!backward.program) continue;
     add(*backward.program);
-    stats.peak_bytes = std::max(stats.peak_bytes, peak_of(*forward_, *backward.program));
+    stats.peak_bytes = std::max(stats.peak_bytes, peak_of(*forward_, *backward.program, backward.roundings));
   }
   stats.eager_peak_bytes = std::max(stats.eager_peak_bytes, eager_peak_);
 }
 
-std::int64_t Frame::peak_of(const Program::Impl& forward, const Program::Impl& backward) {
+std::int64_t Frame::peak_of(const Program::Impl& forward, const Program::Impl& backward,
+                            std::span<const Program::Impl::Rounding> roundings) {
   return std::max(forward.workspace_bytes(), backward.workspace_bytes()) +
-         std::max(forward.held_bytes(), backward.held_bytes(forward.kept_inputs()));
+         std::max(forward.held_bytes(), backward.held_bytes(forward.kept_inputs(), roundings));
 }
 
 }  // namespace sherd

@@ -92,7 +92,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
   std::unique_ptr<Program::Impl> program_of(Recorded recorded) const;
   /// Bytes that a call and its backward take at most: the workspace that both use in turn, and beside it what
   /// crosses, what the one returns, and what the other has made when.
-  static std::int64_t peak_of(const Program::Impl& forward, const Program::Impl& backward);
+  static std::int64_t peak_of(const Program::Impl& forward, const Program::Impl& backward,
+                              std::span<const Program::Impl::Rounding> roundings);
   /// Where a gradient goes in the frame.
   struct Way {
     enum class To { nowhere, node, target } to = To::nowhere;
@@ -149,6 +150,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
     std::unique_ptr<Program::Impl> program;             // null: what it does cannot be a program
     std::vector<std::optional<std::uint32_t>> results;  // by edge of the call's node
     std::vector<std::uint32_t> reads;                   // numbers of what is kept
+    std::vector<Program::Impl::Rounding> roundings{};   // by the pass around it, of results in their order
   };
 
   void learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs,

@@ -5,6 +5,7 @@
 #include "autograd/capture/passes/rewrite.h"
 #include "autograd/region.h"
 #include "autograd/tape.h"
+#include "runtime/bytes_taken.h"
 
 namespace sherd {
 namespace {
@@ -167,10 +168,19 @@ Tensors Frame::run(Backward& backward, FrameCall& call, const GradArgs& args,
 Recorded Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std::vector<Tensor>& given,
                                const Tensors& gradients, Backward& made) const {
   std::vector<Tensor> results;  // behind those that were handed over
-  for (const Tensor& gradient : gradients) {
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const Tensor& gradient = gradients[i];
     const std::size_t at = tracer.handed.size() + results.size();
     made.results.push_back(gradient.defined() ? std::optional(static_cast<std::uint32_t>(at)) : std::nullopt);
-    if (gradient.defined()) results.push_back(gradient);
+    if (!gradient.defined()) continue;
+    results.push_back(gradient);
+    const Spec& spec = targets_[edges_[i]].spec;
+    const auto taken = [&](DType dtype) {
+      const auto bytes = static_cast<std::size_t>(gradient.numel() * size_of(dtype));
+      return static_cast<std::int64_t>(bytes_taken(gradient.device(), bytes));
+    };
+    if (gradient.dtype() != spec.dtype)
+      made.roundings.push_back({taken(gradient.dtype()), taken(spec.dtype)});
   }
   tracer.check_alive(results);
   tracer.check_constants();

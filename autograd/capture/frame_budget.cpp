@@ -1,5 +1,6 @@
 // How a frame comes to keep what its budget has room for.
 #include <algorithm>
+#include <cmath>
 #include <unordered_map>
 
 #include "autograd/capture/frame.h"
@@ -9,6 +10,19 @@ namespace sherd {
 namespace {
 
 constexpr int most_quarters = 4 * 20;  // of a doubling of what a byte that is kept costs
+
+/// "of (8, 3), (5) ", for a message; the first few.
+std::string shapes_of(std::span<const TracedTensor> inputs) {
+  std::string text;
+  for (const TracedTensor& t : inputs.first(std::min<std::size_t>(inputs.size(), 3)))
+    text += (text.empty() ? "of " : ", ") + to_string(t.layout.shape);
+  return text.empty() ? text : text + (inputs.size() > 3 ? ", ... " : " ");
+}
+
+/// Rounded up to what two digits say.
+double part_of(std::int64_t bytes, std::int64_t whole) {
+  return std::ceil(100 * static_cast<double>(bytes) / static_cast<double>(whole)) / 100;
+}
 
 }  // namespace
 
@@ -28,6 +42,7 @@ struct Frame::Fitting {
   const Frame& frame;
   const FrameCall& call;
   const Recorded& backward;
+  const std::vector<Program::Impl::Rounding>& roundings;
   const Partitioning values{frame.to_fit_->forward, frame.to_fit_->values, MakesAgain::all};
 
   Partitioning::Choice nothing() const {
@@ -46,7 +61,7 @@ struct Frame::Fitting {
     made.forward = frame.program_of(forward_without(made));
     made.backward = frame.program_of(backward_with(made));
     find_reads(made);
-    made.peak = peak_of(*made.forward, *made.backward);
+    made.peak = peak_of(*made.forward, *made.backward, roundings);
     return made;
   }
 
@@ -185,18 +200,21 @@ struct Frame::Fitting {
       next(values.in_segments(segments));
     limit = budget.limit(eager_peak, least_peak);
     if (found.peak > limit && least_peak <= limit) found = attempt(std::move(least));
-    check<ValueError>(found.peak <= limit,
-                      "compile: a call and its backward take {} bytes at least, {} with all that eager code "
-                      "keeps, and the budget is {}; give them as much",
-                      least_peak, eager_peak, limit);
+    check<ValueError>(
+        found.peak <= limit,
+        "compile: a call {}and its backward take {} bytes at least, {} with all that eager code "
+        "keeps, and the budget is {}; give them {}, or MemoryBudget::least()",
+        shapes_of(frame.to_fit_->forward.inputs), least_peak, eager_peak, limit,
+        budget.is_part() ? fmt::format("MemoryBudget::part({:.2f})", part_of(least_peak, eager_peak))
+                         : "as much");
     return found;
   }
 };
 
 /// When the first backward is known.
 void Frame::fit(const FrameCall& call, const Recorded& backward, Backward& made) {
-  const Fitting fitting{*this, call, backward};
-  const std::int64_t eager_peak = peak_of(*forward_, *made.program);
+  const Fitting fitting{*this, call, backward, made.roundings};
+  const std::int64_t eager_peak = peak_of(*forward_, *made.program, made.roundings);
   Fitting::Candidate found = fitting.cheapest(eager_peak);
   eager_peak_ = eager_peak;
   kept_ = std::move(found.kept);

@@ -54,22 +54,21 @@ void check_held(const CaptureTracer& tracer, const Nodes& nodes, const std::vect
   std::unordered_set<const TensorImpl*> returned;
   for (const Tensor& t : outputs)
     if (returned.insert(t.impl()).second) ++handles[&t.storage()];
-  std::size_t explained = 0, alive = 0;
+  std::unordered_set<std::uint32_t> explained;
   for (const auto& [storage, count] : handles) {
     const std::uint32_t i = tracer.index_of(*storage);
-    if (i == TracedTensor::none || tracer.trace().storages[i].outside || !tracer.is_alive(i)) continue;
-    ++explained;
-    check<StateError>(
-        storage->use_count() == count,
-        "compile: a tensor of {} bytes that was made inside is still held after the call and is "
-        "not returned",
-        storage->bytes());
+    const bool inside = i != TracedTensor::none && !tracer.trace().storages[i].outside;
+    if (inside && storage->use_count() == count) explained.insert(i);
   }
-  for (std::uint32_t i = 0; i < tracer.trace().storages.size(); ++i) alive += tracer.is_alive(i) ? 1 : 0;
-  check<StateError>(alive == explained,
-                    "compile: {} tensors that were made inside are still held after the call and are not "
-                    "returned",
-                    alive - explained);
+  for (std::uint32_t i = 0; i < tracer.trace().storages.size(); ++i) {
+    if (!tracer.is_alive(i) || explained.contains(i)) continue;
+    const std::uint32_t maker = tracer.trace().storages[i].maker;
+    fail<StateError>(
+        "compile: the result of {} ({} bytes) is still held after the call and is not returned; "
+        "return it, or keep none of it in a member",
+        maker == TracedTensor::none ? "an op" : tracer.trace().ops[maker].op->name(),
+        tracer.trace().storages[i].bytes);
+  }
 }
 
 }  // namespace
@@ -228,7 +227,7 @@ void Frame::order_edges() {
     ordered.push_back(edges_[order[k]]);
   }
   edges_ = std::move(ordered);
-  for (Target& target : targets_) target.edge = place[target.edge];
+  for (std::uint32_t k = 0; k < edges_.size(); ++k) targets_[edges_[k]].edge = k;  // its last: whole there
   for (Recipe& recipe : recipes_)
     for (Way& way : recipe.ways)
       if (way.to == Way::To::target) way.output = place[way.output];

@@ -148,7 +148,8 @@ std::vector<std::uint32_t> Program::Impl::kept_inputs() const {
   return numbers;
 }
 
-std::int64_t Program::Impl::held_bytes(std::span<const std::uint32_t> but) const {
+std::int64_t Program::Impl::held_bytes(std::span<const std::uint32_t> but,
+                                       std::span<const Rounding> roundings) const {
   const auto bytes = [this](std::uint32_t s) {
     return static_cast<std::int64_t>(bytes_taken(trace.storages[s].device, trace.storages[s].bytes));
   };
@@ -163,6 +164,10 @@ std::int64_t Program::Impl::held_bytes(std::span<const std::uint32_t> but) const
     for (const std::uint32_t s : step.makes) now += bytes(s);
     most = std::max(most, now);
     for (const std::uint32_t s : step.frees) now -= counts(s) ? bytes(s) : 0;
+  }
+  for (const Rounding& r : roundings) {
+    most = std::max(most, now + r.rounded);
+    now += r.rounded - r.wide;
   }
   return most;
 }

@@ -100,9 +100,14 @@ struct Program::Impl {
   Tensor take_result(std::uint32_t r);
   /// Bytes of values between its ops, packed, of all devices.
   std::int64_t workspace_bytes() const;
+  /// What its caller makes of a result: bytes of a rounded one that takes its place, while both are there.
+  struct Rounding {
+    std::int64_t wide, rounded;
+  };
   /// Of a half: bytes of what it has made for others, and of what it is handed and not done with, `but` these
-  /// numbers, at most.
-  std::int64_t held_bytes(std::span<const std::uint32_t> but = {}) const;
+  /// numbers, at most; `roundings` come behind its end.
+  std::int64_t held_bytes(std::span<const std::uint32_t> but = {},
+                          std::span<const Rounding> roundings = {}) const;
   /// Of a half: numbers of what it makes for the other and was given.
   std::vector<std::uint32_t> kept_inputs() const;
   /// A half is under way: in a hook it cannot run once more.

@@ -33,7 +33,8 @@ constexpr std::string_view type_name() {
   constexpr std::string_view all = __PRETTY_FUNCTION__;
   constexpr std::string_view before = "T = ";
   constexpr std::size_t first = all.find(before) + before.size();
-  constexpr std::size_t end = all.find_first_of(";]", first);
+  constexpr std::size_t behind = all.find("; std::string_view =", first);  // of g++, by that alias
+  constexpr std::size_t end = behind != all.npos ? behind : all.rfind(']');
   return all.substr(first, end - first);
 }
 

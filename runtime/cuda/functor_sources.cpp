@@ -31,10 +31,9 @@ std::string without_includes(const std::string& header) {
   std::string text;
   std::istringstream lines(header);
   for (std::string line; std::getline(lines, line);) {
-    const std::size_t first = line.find_first_not_of(" \t");
-    const std::string_view rest =
-        first == line.npos ? std::string_view() : std::string_view(line).substr(first);
-    if (!rest.starts_with("#include") && !rest.starts_with("#pragma once")) text += line + "\n";
+    std::string words = line;
+    std::erase_if(words, [](char c) { return c == ' ' || c == '\t'; });
+    if (!words.starts_with("#include") && !words.starts_with("#pragmaonce")) text += line + "\n";
   }
   return text;
 }

@@ -130,6 +130,35 @@ TEST_CASE("budget: the peak falls with it, fits it, and is what the ledger count
   }
 }
 
+TEST_CASE("budget: a leaf of 16 bits that is used often is counted in f32, and as it is rounded") {
+  const auto beyond = [](DType dtype, int uses) {
+    const Tensor w = to(randn({256, 256}), dtype).requires_grad_(), x = to(randn({8, 256}), dtype),
+                 gy = ones({});
+    const Step step = [&](std::span<const Tensor> in) {
+      Tensor y = in[0];
+      for (int i = 0; i < uses; ++i) y = tanh(linear(y, w, {}));
+      return std::vector<Tensor>{mean(to(square(y), f32))};
+    };
+    const Compiled compiled = compile(step, {.memory = MemoryBudget::least()});
+    MemoryLedger& ledger = Context::current().memory();
+    std::int64_t taken = 0;
+    for (int call = 0; call < 3; ++call) {
+      Tensor(w).set_grad({});
+      free_halves_workspace();
+      const std::int64_t before = ledger.held(DeviceType::cpu).total();
+      ledger.reset_peak(DeviceType::cpu);
+      compiled({x})[0].backward(gy);
+      taken = ledger.peak(DeviceType::cpu) - before;
+    }
+    return taken - compiled.stats().peak_bytes;
+  };
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const int uses : {1, 2, 3, 4}) {
+      INFO(name_of(dtype) << ", " << uses << " uses");
+      CHECK(beyond(dtype, uses) <= 64);  // the loss itself
+    }
+}
+
 TEST_CASE("budget: values, gradients and the generator are as eager at any budget") {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const Executor executor : executors) {
@@ -312,8 +341,21 @@ TEST_CASE("budget: what cannot be one is refused, and what cannot fit says what 
   const Compiled compiled = compile(net, {.memory = MemoryBudget::bytes(100)});
   for (int call = 0; call < 2; ++call)
     CHECK_THROWS_WITH(compiled({input(1)})[0].backward(),
-                      ContainsSubstring("the budget is 100; give them as much") &&
+                      ContainsSubstring("the budget is 100; give them as much, or MemoryBudget::least()") &&
                           ContainsSubstring("with all that eager code keeps"));
+  const auto within = [&](double part, std::int64_t rows) {
+    const Compiled other = compile(net, {.memory = MemoryBudget::part(part)});
+    try {
+      other({input(1, rows)})[0].backward();
+    } catch (const ValueError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const std::string text = within(0.01, 10);
+  CHECK_THAT(text,
+             ContainsSubstring("a call of (10, ") && ContainsSubstring("give them MemoryBudget::part("));
+  CHECK(within(std::stod(text.substr(text.find("part(") + 5)), 10).empty());
 }
 
 // ---- late ----

@@ -41,10 +41,12 @@ std::vector<Tensor> step(std::span<const Tensor> in) {
   const Tensor x = apply(Bent{0.5F}, in[0] * 2), y = apply(Blend{}, x, tanh(in[1]));
   return {y + 1, sum(apply(Bent{2}, y) * in[0], {-1})};
 }
-std::vector<Tensor> step_and_gradients(std::span<const Tensor> in) {
+/// With gradients along `of`, a function of its own or compiled.
+std::vector<Tensor> step_and_gradients(const Step& of, std::span<const Tensor> in) {
   const GradMode recorded(true);
-  const std::vector<Tensor> leaves{in[0].detach().requires_grad_(), in[1].detach().requires_grad_()};
-  const std::vector<Tensor> out = step(leaves);
+  const std::vector<Tensor> leaves{clone(in[0]).detach().requires_grad_(),
+                                   clone(in[1]).detach().requires_grad_()};
+  const std::vector<Tensor> out = of(leaves);
   std::vector<Tensor> all = grad(sum(out[0] * out[0]) + sum(out[1]), leaves);
   for (const Tensor& t : out) all.push_back(t.detach());
   return all;
@@ -59,7 +61,8 @@ TEST_CASE("kernels of regions: NVRTC takes the text of an application's op, with
   std::size_t own = 0;
   for (const DType dtype : {f32, bf16, f64}) {
     const std::vector<Tensor> in{numbers({30, 64}, dtype, 1), numbers({30, 64}, dtype, 2)};
-    const Program::Impl program = fused(step_and_gradients, in);
+    const Step both = [](std::span<const Tensor> given) { return step_and_gradients(step, given); };
+    const Program::Impl program = fused(both, in);
     for (const Program::Impl::Step& s : program.steps) {
       const ops::Region* const region = ops::region_of(*s.op);
       if (region == nullptr) continue;
@@ -79,10 +82,10 @@ TEST_CASE("cuda: an application's ops are members of regions, with the bits of t
   add_own_ops();
   for (const DType dtype : {f32, bf16, f16, f64}) {
     const std::vector<Tensor> in{on_gpu(numbers({300, 70}, dtype, 1)), on_gpu(numbers({300, 70}, dtype, 2))};
-    const Compiled compiled = compile(step_and_gradients, {.executor = Executor::fused});
-    const std::vector<Tensor> want = step_and_gradients(in);
+    const Compiled compiled = compile(step, {.executor = Executor::fused});
+    const std::vector<Tensor> want = step_and_gradients(step, in);
     for (int call = 0; call < 3; ++call) {
-      const std::vector<Tensor> got = compiled(in);
+      const std::vector<Tensor> got = step_and_gradients(compiled, in);
       CHECK(cuda::finish_region_kernels().failed == 0);
       for (std::size_t i = 0; i < want.size(); ++i)
         CHECK(same_bits(to(got[i], Device::cpu()), to(want[i], Device::cpu())));

@@ -1,10 +1,12 @@
 #include "nn/compile.h"
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <random>
+#include <thread>
 
 #include "autograd/autograd.h"
 #include "nn/gpt.h"
@@ -612,4 +614,39 @@ TEST_CASE("compile: a compiled layer inside an eager model, in a captured step, 
       {x});
   CHECK(program.size() > 8);
   CHECK(compiled_programs(compiled[2]).stats().hits == 3);
+}
+
+TEST_CASE(
+    "compile: a module in evaluation mode is called by several threads at once, each by its own programs") {
+  nn::Sequential net(nn::Linear(16, 32), nn::Gelu(), nn::Dropout(0.5), nn::Linear(32, 4));
+  net.eval();
+  for (const Executor executor : {Executor::replay, Executor::fused}) {
+    std::vector<Tensor> in, want;
+    for (int i = 0; i < 4; ++i) {
+      const NoGrad guard;
+      in.push_back(randn({1 + i, 16}));
+      want.push_back(net(in.back()));
+    }
+    nn::compile(net, {.executor = executor});
+    std::atomic<int> wrong = 0;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t)
+      threads.emplace_back([&, t] {
+        Context::current().set_threads(1);
+        const NoGrad guard;
+        for (int call = 0; call < 300; ++call) {
+          const auto i = static_cast<std::size_t>((call + t) % 4);
+          if (!same_bits(net(in[i]), want[i])) ++wrong;
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(wrong == 0);
+    {
+      const NoGrad guard;
+      for (int call = 0; call < 3; ++call) CHECK(same_bits(net(in[0]), want[0]));
+      CHECK(nn::compiled_programs(net).stats().hits == 2);  // what ended threads had is gone
+    }
+    nn::uncompile(net);
+    CHECK_THROWS_AS(nn::compiled_programs(net), StateError);
+  }
 }

@@ -324,3 +324,48 @@ TEST_CASE("hooks in a program: blocks that run several times are reduced where e
     });
   });
 }
+
+namespace {
+
+/// A parameter that is used before and behind another one.
+struct Weave final : nn::Layer<Weave> {
+  nn::Param a{ones({4})}, b{ones({4})};
+  nn::Linear c{4, 4};
+  Tensor forward(const Tensor& x) const { return mul(mul(mul(c(x), a.tensor()), b.tensor()), a.tensor()); }
+  void visit(auto&& on) {
+    on("a", a);
+    on("b", b);
+    on("c", c);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("hooks in a program: leaves of 16 bits are whole in the order of eager backwards, used how often") {
+  on_ranks([](World& world, shard::GroupLayout layout) {
+    for (const std::optional<DType> dtype : {std::optional<DType>(), std::optional(bf16)}) {
+      const auto sums = [&](Compiles who) {
+        manual_seed(1);
+        Weave net;
+        const shard::Options options{.layout = layout,
+                                     .mixed_precision = {.param_dtype = dtype, .cast_forward_inputs = true}};
+        shard::fully_shard(net.c, options);
+        shard::fully_shard(net, options);
+        if (compiles_here(who, world)) nn::compile(net, inside);
+        std::vector<float> seen;
+        std::vector<Subscription> hooks;
+        for (nn::Param* p : {&net.a, &net.b})
+          hooks.push_back(register_hook(p->tensor(), [&](const Tensor& g) -> Tensor {
+            const Tensor all = clone(to(g.detach(), f32));
+            world.group().all_reduce(all);
+            seen.push_back(all.to_vector<float>()[0]);
+            return {};
+          }));
+        for (int i = 0; i < 3; ++i) sum(to(net(full({4}, 1.0 + world.rank())), f32)).backward();
+        return seen;
+      };
+      const std::vector<float> eager = sums(Compiles::nobody);
+      for (const Compiles who : somebody) expect(sums(who) == eager, "other sums");
+    }
+  });
+}

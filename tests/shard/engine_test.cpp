@@ -200,7 +200,8 @@ TEST_CASE("ranks that use different groups may call each other within regions th
           "[threads meet]") {
   on_ranks_and_widths([](World& world, shard::GroupLayout layout, std::int64_t width) {
     for (const int ahead : {0, 1})  // a gather ahead may come before a call that would otherwise precede it
-      expect_calls_within_regions(world, {.layout = layout, .backward_prefetch = ahead}, world.group(), width);
+      expect_calls_within_regions(world, {.layout = layout, .backward_prefetch = ahead}, world.group(),
+                                  width);
   });
   for (const shard::GroupLayout layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat})
     CHECK_NOTHROW(run_ranks(4, [&](World& world) {
