@@ -284,12 +284,7 @@ void batch_norm_grad_op(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
 }
 
 void running_statistics(const ops::RunningStatistics& op, Inputs in, Outputs) {
-  const bool dense = std::ranges::all_of(in, [](const Tensor& t) { return t.is_contiguous(); });
-  if (!dense) {
-    const Tensors moved = op.reference(in);
-    for (const std::size_t i : {0, 1}) copy_(alias(in[2 * i], in[2 * i].layout()), moved[i]);
-    return;
-  }
+  if (op.moved_others(in)) return;
   with_floating(op.name, in[0].dtype(), [&]<class R>() {
     const auto move = [&]<class C>(std::size_t i, double factor) {
       R* const running = reinterpret_cast<R*>(in[i].raw());

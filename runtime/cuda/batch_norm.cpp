@@ -122,12 +122,7 @@ void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
 }
 
 void running_statistics(const ops::RunningStatistics& op, Inputs in, Outputs) {
-  const bool dense = std::ranges::all_of(in, [](const Tensor& t) { return t.is_contiguous(); });
-  if (!dense) {
-    const Tensors moved = op.reference(in);
-    for (const std::size_t i : {0, 1}) copy_(alias(in[2 * i], in[2 * i].layout()), moved[i]);
-    return;
-  }
+  if (op.moved_others(in)) return;
   if (in[0].numel() == 0) return;
   launch_running_statistics({in[0].dtype(), in[1].dtype(), in[0].numel(), 1 - op.momentum, op.momentum,
                              op.momentum * op.unbiased, in[0].raw(), in[2].raw(), in[1].raw(), in[3].raw(),

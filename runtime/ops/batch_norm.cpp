@@ -210,6 +210,13 @@ Tensors RunningStatistics::reference(Inputs in) const {
   return {moved(0, 1), moved(2, unbiased)};
 }
 
+bool RunningStatistics::moved_others(Inputs in) const {
+  if (std::ranges::all_of(in, [](const Tensor& t) { return t.is_contiguous(); })) return false;
+  const Tensors moved = reference(in);
+  for (const std::size_t i : {0, 1}) copy_(alias(in[2 * i], in[2 * i].layout()), moved[i]);
+  return true;
+}
+
 }  // namespace ops
 
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,

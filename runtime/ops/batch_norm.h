@@ -65,6 +65,8 @@ struct RunningStatistics {
 
   Specs infer(SpecSpan in) const;
   Tensors reference(Inputs in) const;
+  /// For kernels of what lies dense: moves others by `reference`, and says whether it did.
+  bool moved_others(Inputs in) const;
   void fields(auto&& on) const {
     on("momentum", momentum);
     on("unbiased", unbiased);
