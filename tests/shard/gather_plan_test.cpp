@@ -389,7 +389,7 @@ TEST_CASE("a plan of gathers leaves gradients as they are where evaluations in f
           const Tensor read = to(mean(mul(net.blocks[1].in.weight.tensor(), 0.37)), f32);
           add(read, loss(2)).backward();
           world.group().barrier();
-          return nn::grad_norm(net.parameters());
+          return shard::grad_norm(net.parameters());
         };
         expect(gradient(true).item() == gradient(false).item(), "another norm, gradients {}", gradients);
       }
