@@ -19,7 +19,6 @@ const std::map<std::string_view, std::string_view> without_a_row{
      "of lists of parameters, as the two below: timed in whole steps (shard_bench, cuda_ranks_bench)"},
     {ops::LargestMagnitude::name, ""},
     {ops::ClipScale::name, ""},
-    {ops::RunningStatistics::name, "two numbers a channel: timed in steps of models (models_bench)"},
     {ops::Places::name,
      "of devices that are not the host: the rows nonzero, mask_read and mask_write run it there"},
     {ops::Patches::name, "how a convolution is made where no library has one"},
