@@ -67,7 +67,8 @@ namespace {
 
 /// What one thread calls by: workspaces are its own, and so is the order of its work on a device.
 struct OfThread {
-  std::weak_ptr<const void> thread;
+  const void* thread;                          // its CompiledHere
+  bool over = false;                           // which is gone, and another may be where it was
   std::list<std::shared_ptr<Frame>> frames{};  // the last used first
   CompileStats counts{};
 
@@ -81,16 +82,19 @@ struct OfThread {
   }
 };
 
-/// What was compiled on this thread, as far as it is still there; and what says that the thread is.
+/// What was compiled on this thread, and what it called by programs of its own, as far as they are there.
 struct CompiledHere {
-  std::vector<std::weak_ptr<CompiledPrograms::Impl>> programs{};
-  std::shared_ptr<const void> thread = std::make_shared<char>();
+  CompiledHere() = default;
+  ~CompiledHere();
+  CompiledHere(const CompiledHere&) = delete;
+  CompiledHere& operator=(const CompiledHere&) = delete;
+  std::vector<std::weak_ptr<CompiledPrograms::Impl>> programs{}, called{};
 };
 CompiledHere& compiled_here() { return Context::current().slot<CompiledHere>(); }
 
 }  // namespace
 
-struct CompiledPrograms::Impl {
+struct CompiledPrograms::Impl : std::enable_shared_from_this<Impl> {
   explicit Impl(CompileOptions given) : options(given) {}
 
   CompileOptions options;
@@ -100,13 +104,20 @@ struct CompiledPrograms::Impl {
 
   /// This thread's. Those of threads that are over go.
   std::shared_ptr<OfThread> here() {
-    const std::shared_ptr<const void>& thread = compiled_here().thread;
+    CompiledHere& thread = compiled_here();
     const std::scoped_lock lock(mutex);
-    std::erase_if(threads, [](const auto& of) { return of->thread.expired(); });
+    std::erase_if(threads, [](const auto& of) { return of->over; });
     for (const auto& of : threads)
-      if (of->thread.lock() == thread) return of;
-    threads.push_back(std::make_shared<OfThread>(OfThread{thread}));
+      if (of->thread == &thread) return of;
+    std::erase_if(thread.called, [this](const auto& of) { return of.expired() || of.lock().get() == this; });
+    thread.called.push_back(weak_from_this());
+    threads.push_back(std::make_shared<OfThread>(OfThread{&thread}));
     return threads.back();
+  }
+  /// Behind all that the thread did.
+  void end(const CompiledHere& thread) {
+    const std::scoped_lock lock(mutex);
+    for (const auto& of : threads) of->over = of->over || of->thread == &thread;
   }
   std::vector<std::shared_ptr<OfThread>> all() {
     const std::scoped_lock lock(mutex);
@@ -131,6 +142,15 @@ struct CompiledPrograms::Impl {
     return list;
   }
 };
+
+namespace {
+
+CompiledHere::~CompiledHere() {
+  for (const auto& programs : called)
+    if (const auto alive = programs.lock()) alive->end(*this);
+}
+
+}  // namespace
 
 CompiledPrograms::CompiledPrograms(CompileOptions options) : impl_(std::make_shared<Impl>(options)) {
   check<ValueError>(options.programs > 0, "compile: room for {} programs; give it room for one at least",
