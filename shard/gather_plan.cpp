@@ -31,11 +31,11 @@ class Forecast {
   };
   using Staying = std::vector<bool>;  ///< by whole, beside those that `keeps`
 
+  /// `uses`: of groups that are there.
   Forecast(std::span<const Record::Use> uses, const std::function<bool(const ParameterGroup&)>& keeps) {
     std::unordered_map<const Gathered*, std::size_t> known;
     for (const Record::Use& use : uses) {
       const auto gathered = use.gathered.lock();
-      if (!gathered) continue;
       const auto [at, fresh] = known.emplace(gathered.get(), wholes_.size());
       if (fresh) {
         const std::int64_t numel = gathered->group().spec().partition.gathered_numel();
@@ -176,8 +176,6 @@ class Forecast {
     std::size_t due = 0;
     for (const Turn& turn : backward_) {
       const std::size_t i = turn.whole;
-      const bool after_reduction =
-          wholes_[i].gathered->group().root()->policy().backward_prefetch.after_reduction();
       if (!turn.leaves && held.stays[i]) continue;
       if (turn.leaves) {
         held.end(i);
@@ -185,7 +183,8 @@ class Forecast {
         list(i);
         ++due;
       }
-      if (turn.leaves != after_reduction) continue;
+      const SchedulePolicy& policy = wholes_[i].gathered->group().root()->policy();
+      if (turn.leaves != policy.backward_prefetch.after_reduction()) continue;
       for (std::size_t k = due; k < gathers.size() && k < due + static_cast<std::size_t>(ahead); ++k)
         list(gathers[k]);
     }
@@ -281,8 +280,8 @@ void agree(std::span<const Group> groups, std::int64_t bytes, std::uint64_t dige
 }
 
 /// The unit of a model that has run a forward and runs none now.
-Unit& outermost(nn::Module& model) {
-  Unit* const unit = unit_of(model);
+const Unit& outermost(nn::Module& model) {
+  const Unit* const unit = unit_of(model);
   check<StateError>(unit != nullptr, "{}: {} is not sharded; call it of the outermost module that is", call,
                     model.type_name());
   const Root& root = unit->root();
@@ -331,8 +330,8 @@ GatherPlan plan_gathers(nn::Module& model, std::int64_t bytes) {
   for (const auto& u : units)
     for (const Members& m : u->members()) m.group->switches.stays_after_forward = false;
   for (std::size_t i = 0; i < choice.staying.size(); ++i) {
-    ParameterGroup& group = forecast.wholes()[i].gathered->group();
     if (!choice.staying[i]) continue;
+    ParameterGroup& group = forecast.wholes()[i].gathered->group();
     group.switches.stays_after_forward = true;
     plan.staying.push_back(group.label());
   }
