@@ -14,6 +14,7 @@
 #include "tests/autograd/column_sum_steps.h"
 #include "tests/autograd/random_step.h"
 #include "tests/cuda/compare.h"
+#include "tests/cuda/region_sources.h"
 
 using namespace sherd;
 using namespace sherd::test;
@@ -68,18 +69,11 @@ TEST_CASE("kernels of regions: NVRTC takes the source of every elementwise op an
   const NoGrad guard;
   std::size_t compiled = 0, members = 0, sums = 0;
   const auto compile_all = [&](const Step& step, const std::vector<Tensor>& in) {
-    const Program::Impl program = fused(step, in);
-    for (const Program::Impl::Step& s : program.steps) {
-      const ops::Region* const region = ops::region_of(*s.op);
-      if (region == nullptr) continue;
-      const auto source = cuda::region_source(*region);
-      INFO(region->text());
-      REQUIRE(source.has_value());
-      CHECK_NOTHROW(cuda::compile_source(cuda::region_headers() + source->text, "sm_90a"));
+    compile_regions(fused(step, in), [&](const ops::Region& region, const cuda::RegionSource& source) {
       ++compiled;
-      members += region->members.size();
-      sums += source->column_sums.size();
-    }
+      members += region.members.size();
+      sums += source.column_sums.size();
+    });
   };
   const std::vector<ElementwiseListing> all = elementwise_listing();
   for (const DType dtype : {f32, bf16, i64}) {

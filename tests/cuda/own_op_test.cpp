@@ -15,6 +15,7 @@
 #include "runtime/cuda/region_source.h"
 #include "tests/autograd/fused_steps.h"
 #include "tests/cuda/compare.h"
+#include "tests/cuda/region_sources.h"
 #include "tests/source_root.h"
 
 using namespace sherd;
@@ -62,17 +63,10 @@ TEST_CASE("kernels of regions: NVRTC takes the text of an application's op, with
   for (const DType dtype : {f32, bf16, f64}) {
     const std::vector<Tensor> in{numbers({30, 64}, dtype, 1), numbers({30, 64}, dtype, 2)};
     const Step both = [](std::span<const Tensor> given) { return step_and_gradients(step, given); };
-    const Program::Impl program = fused(both, in);
-    for (const Program::Impl::Step& s : program.steps) {
-      const ops::Region* const region = ops::region_of(*s.op);
-      if (region == nullptr) continue;
-      const auto source = cuda::region_source(*region);
-      INFO(region->text());
-      REQUIRE(source.has_value());
-      CHECK_NOTHROW(cuda::compile_source(cuda::region_headers() + source->text, "sm_90a"));
-      for (const ops::Region::Member& member : region->members)
+    compile_regions(fused(both, in), [&](const ops::Region& region, const cuda::RegionSource&) {
+      for (const ops::Region::Member& member : region.members)
         own += cuda::functor_header(*member.op).find("struct Bent") != std::string::npos ? 1 : 0;
-    }
+    });
   }
   CHECK(own >= 3 * 6);  // three ops and their gradients
 }
