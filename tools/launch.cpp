@@ -335,6 +335,7 @@ class Supervisor {
     mpirun_status_ = status;
     events_.note("mpirun " + how_it_ended(status));
     if (!WIFSIGNALED(status)) return;
+    hear_reports();  // it may have crashed as ranks ended, who said why
     if (asked_ == 0 && !ending_ && !told_) {
       tell("mpirun " + how_it_ended(status) + ", so its ranks are ended");
       first_failure_ = exit_status(status);

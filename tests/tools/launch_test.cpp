@@ -145,6 +145,24 @@ TEST_CASE("an mpirun that does not end when all ranks have is ended, and what wa
   place.check_clean(command.process());
 }
 
+TEST_CASE("why a rank failed is said, though mpirun crashes before that is heard") {
+  const Place place;
+  // It stops the launcher's process that listens until the rank has spoken and mpirun is dead.
+  const std::string mpirun = (place.folder() / "mpirun").string();
+  write_file(mpirun,
+             "#!/bin/bash\nwhile [[ $1 != */sherd ]]; do shift; done\n"
+             "kill -STOP $PPID\nOMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 \"$@\"\n"
+             "(until [[ $(</proc/$$/stat) == *') Z '* ]]; do :; done; kill -CONT $PPID) &\nkill -SEGV $$\n");
+  fs::permissions(mpirun, fs::perms::owner_all);
+  const std::string path = "PATH=" + place.folder().path().string() + ":" + std::getenv("PATH");
+  Command command(place.folder(), launch(1, {built::program, "train", "--data", "text", "--steps", "0"}), {},
+                  {"/usr/bin/env", path});
+  CHECK(command.wait() == 1);
+  CHECK(command.err().starts_with("sherd: --steps 0: takes values from 1 to "));
+  CHECK(lines(command.err()) == 1);
+  place.check_clean(command.process());
+}
+
 TEST_CASE("a program that cannot be started is one line, whatever its name") {
   const Place place;
   for (const std::string name : {"./nothing", "no such thing", "two\nlines", "/", "\x1b[2K\r"})
