@@ -4,6 +4,7 @@
 #include "autograd/autograd.h"
 #include "autograd/capture/capture.h"
 #include "autograd/compile.h"
+#include "autograd/op_costs.h"
 #include "autograd/recompute.h"
 #include "collectives/differentiable.h"
 #include "collectives/dry_run.h"

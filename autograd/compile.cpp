@@ -226,8 +226,8 @@ CompiledPrograms::Result CompiledPrograms::call(
   ++here->counts.misses;
   ++here->counts.frames;
   const auto frame = std::make_shared<Frame>(
-      passes_of(options),
-      Keeping{options.executor == Executor::replay ? Keeps::as_eager : Keeps::cheapest, options.memory});
+      passes_of(options), Keeping{options.executor == Executor::replay ? Keeps::as_eager : Keeps::cheapest,
+                                  options.memory, options.costs});
   frame->key = std::move(values);
   std::vector<Tensor> outputs = frame->trace(given, body, strict);
   if (!unfit.empty()) frame->give_up(unfit);

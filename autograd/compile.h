@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "autograd/capture/capture.h"
+#include "autograd/op_costs.h"
 
 namespace sherd {
 
@@ -66,6 +67,7 @@ struct CompileOptions {
   ManagedParameters managed_parameters = ManagedParameters::guarded;
   ShardingHooks sharding_hooks = ShardingHooks::around;
   MemoryBudget memory{};
+  OpCosts costs{};           ///< by which a choice of what is made again goes; without, by estimates
   std::size_t programs = 8;  ///< kept of one function; beyond, the one that was used longest ago goes
 };
 

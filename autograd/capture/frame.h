@@ -47,12 +47,13 @@ enum class Keeps : std::uint8_t { as_eager, cheapest };
 struct Keeping {
   Keeps keeps = Keeps::as_eager;
   MemoryBudget budget{};
+  OpCosts costs{};
 };
 
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
   /// Its programs go through `passes`, which must outlive it.
-  Frame(std::span<const Pass> passes, Keeping keeping) : passes_(passes), keeping_(keeping) {}
+  Frame(std::span<const Pass> passes, Keeping keeping) : passes_(passes), keeping_(std::move(keeping)) {}
   /// Runs `body`, whose result stands in any case, and keeps its ops. With `strict` StateError, at its place,
   /// for what cannot be captured; without it `unfit()` says it.
   std::vector<Tensor> trace(const std::vector<Tensor>& inputs,

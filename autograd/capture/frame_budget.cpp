@@ -4,6 +4,9 @@
 #include <unordered_map>
 
 #include "autograd/capture/frame.h"
+#include "autograd/capture/passes/copies.h"
+#include "autograd/capture/passes/dead_code.h"
+#include "autograd/capture/passes/late.h"
 #include "autograd/capture/passes/rewrite.h"
 
 namespace sherd {
@@ -32,9 +35,11 @@ struct Frame::Fitting {
     Partitioning::Choice choice;
     std::vector<MadeAgain> parts;
     std::vector<KeptFrom> kept;  // of the frame, and what is kept besides
+    Recorded recorded;           // the backward, before the passes
     std::unique_ptr<Program::Impl> forward, backward;
-    std::vector<std::uint32_t> reads;  // numbers of what is kept
-    std::int64_t peak;
+    std::vector<std::uint32_t> reads;                // numbers of what is kept
+    std::int64_t peak = 0, peak_without_copies = 0;  // in bytes
+    std::int64_t cost = 0;                           // of what is made again
   };
 
   static constexpr std::uint32_t none = TracedTensor::none;
@@ -43,7 +48,8 @@ struct Frame::Fitting {
   const FrameCall& call;
   const Recorded& backward;
   const std::vector<Program::Impl::Rounding>& roundings;
-  const Partitioning values{frame.to_fit_->forward, frame.to_fit_->values, MakesAgain::all};
+  const Partitioning values{frame.to_fit_->forward, frame.to_fit_->values, MakesAgain::all,
+                            frame.keeping_.costs};
 
   Partitioning::Choice nothing() const {
     return Partitioning::Choice(frame.to_fit_->forward.trace.storages.size());
@@ -51,18 +57,45 @@ struct Frame::Fitting {
   /// What the executor would make again without a budget.
   Partitioning::Choice usual() const {
     if (frame.keeping_.keeps == Keeps::as_eager) return nothing();
-    return Partitioning(frame.to_fit_->forward, frame.to_fit_->values, MakesAgain::small).cheapest(0);
+    return Partitioning(frame.to_fit_->forward, frame.to_fit_->values, MakesAgain::small,
+                        frame.keeping_.costs)
+        .cheapest(0);
   }
 
-  Candidate attempt(Partitioning::Choice choice) const {
-    Candidate made{std::move(choice), {}, frame.kept_, {}, {}, {}, 0};
+  /// Where it takes more than `limit`, but not much, values are made again for each use, as far as that
+  /// helps.
+  Candidate attempt(Partitioning::Choice choice, std::int64_t limit) const {
+    Candidate made{std::move(choice), {}, frame.kept_, {}, {}, {}, {}};
     made.parts = values.made_again(made.choice);
+    made.cost = values.cost(made.choice);
     number_others(made);
     made.forward = frame.program_of(forward_without(made));
-    made.backward = frame.program_of(backward_with(made));
-    find_reads(made);
+    made.recorded = backward_with(made);
+    made.backward = frame.program_of(made.recorded);
     made.peak = peak_of(*made.forward, *made.backward, roundings);
+    made.peak_without_copies = made.peak;
+    if (made.peak <= limit + limit / 4) copy_for_uses(made, limit);
     return made;
+  }
+
+  /// As far as it must, and where packing leaves no room for that as far as it can.
+  void copy_for_uses(Candidate& made, std::int64_t limit) const {
+    if (made.peak <= limit) return;
+    const Recorded placed = late(dead_code(made.recorded));
+    const std::int64_t cost = made.cost, all = made.peak;
+    for (const std::int64_t less : {made.peak - limit, all}) {
+      if (made.peak <= limit) return;
+      Copied copied = copied_for_uses(placed, frame.keeping_.costs, less);
+      if (copied.cost == 0) return;
+      std::unique_ptr<Program::Impl> program = frame.program_of(std::move(copied.program));
+      const std::int64_t peak = peak_of(*made.forward, *program, roundings);
+      if (peak < made.peak) {
+        made.backward = std::move(program);
+        made.peak = peak;
+        made.cost = cost + copied.cost;
+      }
+      if (less == all) return;
+    }
   }
 
   /// What is kept of others than eager code keeps has the numbers behind.
@@ -168,11 +201,26 @@ struct Frame::Fitting {
     const Partitioning::Choice whole = more.choice;
     while (high - low > 1) {
       const std::size_t middle = low + (high - low) / 2;
-      Candidate mixture = attempt(values.mixed(less, whole, middle));
+      Candidate mixture = attempt(values.mixed(less, whole, middle), limit);
       (mixture.peak <= limit ? high : low) = middle;
-      if (mixture.peak <= limit) more = std::move(mixture);
+      if (mixture.peak <= limit && mixture.cost < more.cost) more = std::move(mixture);
     }
     return more;
+  }
+
+  /// Of `least`, and of segments that take not much more, the first that fits with as many copies as help, or
+  /// the one that takes the least.
+  Candidate with_copies(Partitioning::Choice least, std::int64_t least_peak, std::int64_t limit) const {
+    Candidate best = attempt(std::move(least), 0);
+    copy_for_uses(best, limit);
+    const std::size_t ops = frame.to_fit_->forward.trace.ops.size();
+    for (std::size_t segments = ops / 2; segments > 1 && best.peak > limit; segments -= (segments + 3) / 4) {
+      Candidate other = attempt(values.in_segments(segments), 0);
+      if (other.peak > 2 * least_peak) continue;
+      copy_for_uses(other, limit);
+      if (other.peak < best.peak) best = std::move(other);
+    }
+    return best;
   }
 
   /// Of choices that make more and more again, the first that fits; ValueError where none does. A minimal cut
@@ -180,33 +228,36 @@ struct Frame::Fitting {
   Candidate cheapest(std::int64_t eager_peak) const {
     const MemoryBudget& budget = frame.keeping_.budget;
     std::int64_t limit = budget.limit(eager_peak, 0);
-    Candidate found = attempt(usual());
-    if (found.peak > limit && eager_peak < found.peak) found = attempt(nothing());
+    Candidate found = attempt(usual(), limit);
+    if (found.peak > limit && eager_peak < found.peak) found = attempt(nothing(), limit);
     Partitioning::Choice least = found.choice;
-    std::int64_t least_peak = found.peak;
+    std::int64_t least_peak = found.peak_without_copies;
     const auto next = [&](Partitioning::Choice choice) {
       if (found.peak <= limit || choice == found.choice) return;
-      found = attempt(std::move(choice));
+      found = attempt(std::move(choice), limit);
       if (found.peak <= limit) {
         found = between(least, std::move(found), limit);
-      } else if (found.peak < least_peak) {
+      } else if (found.peak_without_copies < least_peak) {
         least = found.choice;
-        least_peak = found.peak;
+        least_peak = found.peak_without_copies;
       }
     };
     for (int quarters = 0; quarters <= most_quarters; ++quarters) next(values.cheapest(quarters));
     const std::size_t ops = frame.to_fit_->forward.trace.ops.size();
     for (std::size_t segments = ops / 2; segments > 1; segments -= (segments + 3) / 4)
       next(values.in_segments(segments));
-    limit = budget.limit(eager_peak, least_peak);
-    if (found.peak > limit && least_peak <= limit) found = attempt(std::move(least));
+    if (found.peak > limit) {
+      found = with_copies(std::move(least), least_peak, limit);
+      limit = budget.limit(eager_peak, found.peak);
+    }
     check<ValueError>(
         found.peak <= limit,
         "compile: a call {}and its backward take {} bytes at least, {} with all that eager code "
         "keeps, and the budget is {}; give them {}, or MemoryBudget::least()",
-        shapes_of(frame.to_fit_->forward.inputs), least_peak, eager_peak, limit,
-        budget.is_part() ? fmt::format("MemoryBudget::part({:.2f})", part_of(least_peak, eager_peak))
+        shapes_of(frame.to_fit_->forward.inputs), found.peak, eager_peak, limit,
+        budget.is_part() ? fmt::format("MemoryBudget::part({:.2f})", part_of(found.peak, eager_peak))
                          : "as much");
+    find_reads(found);
     return found;
   }
 };

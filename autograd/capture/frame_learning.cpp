@@ -384,7 +384,7 @@ void Frame::learn(Tracer& tracer, const std::vector<Tensor>& inputs, const std::
   if (call.as_eager) {
     to_fit_ = std::make_unique<ToFit>(ToFit{recorded, values_kept(tracer)});
   } else if (keeping_.keeps == Keeps::cheapest) {
-    const Partitioning values(recorded, values_kept(tracer), MakesAgain::small);
+    const Partitioning values(recorded, values_kept(tracer), MakesAgain::small, keeping_.costs);
     keep_less(values.made_again(values.cheapest(0)));
     for (std::size_t k = 0; k < kept_.size(); ++k)
       if (kept_[k].region) call.kept[k] = {};

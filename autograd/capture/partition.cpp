@@ -1,35 +1,15 @@
 #include "autograd/capture/partition.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <numeric>
-#include <optional>
 
+#include "autograd/capture/costs.h"
 #include "autograd/capture/min_cut.h"
 #include "autograd/capture/passes/rewrite.h"
 #include "autograd/capture/resident.h"
-#include "runtime/fused_region.h"
 
 namespace sherd {
-namespace {
-
-constexpr std::int64_t light_part = 16, heavy_times = 4;
-constexpr double operations_of_a_byte = 32;
-
-std::int64_t bytes_of(const TracedTensor& t) { return t.layout.shape.numel() * size_of(t.dtype); }
-
-/// Of a product of such sizes: twice the result's elements times the length that is summed over, the root of
-/// left times right by result. Of no product an estimate from above.
-double operations(const TracedOp& traced) {
-  if (traced.in.size() < 2 || traced.in[1].storage == TracedTensor::none || traced.out.empty()) return 0;
-  const auto numel = [](const TracedTensor& t) { return static_cast<double>(t.layout.shape.numel()); };
-  const double result = std::max(1.0, numel(traced.out[0]));
-  return 2 * result * std::sqrt(numel(traced.in[0]) * numel(traced.in[1]) / result);
-}
-
-}  // namespace
-
 /// What a choice runs again.
 struct Partitioning::Wanted {
   std::vector<bool> ops;
@@ -42,8 +22,12 @@ struct Partitioning::Wanted {
   }
 };
 
-Partitioning::Partitioning(const Recorded& forward, const std::vector<KeptValue>& kept, MakesAgain which)
-    : trace_(forward.trace), numbers_(trace_.storages.size(), none), makers_(trace_.storages.size(), none) {
+Partitioning::Partitioning(const Recorded& forward, const std::vector<KeptValue>& kept, MakesAgain which,
+                           const OpCosts& measured)
+    : trace_(forward.trace),
+      costs_(costs_of(trace_, measured)),
+      numbers_(trace_.storages.size(), none),
+      makers_(trace_.storages.size(), none) {
   for (std::uint32_t i = 0; i < trace_.ops.size(); ++i)
     if (can_run_again(trace_.ops[i], which))
       for (const TracedTensor& t : trace_.ops[i].out)
@@ -62,12 +46,6 @@ Partitioning::Partitioning(const Recorded& forward, const std::vector<KeptValue>
   }
 }
 
-bool Partitioning::is_light(const TracedOp& traced) const {
-  if (traced.in.empty() || traced.in[0].storage == none) return false;
-  const TracedTensor& in = traced.in[0];
-  return ops::effort_of(*traced.op) || ops::row_sum(*traced.op, in.layout.shape, in.dtype);
-}
-
 bool Partitioning::can_run_again(const TracedOp& traced, MakesAgain which) const {
   if (traced.out.empty() || traced.in.empty() || traced.once || traced.op->is_view() ||
       traced.op->call_among_ranks() != nullptr || asks_owner(traced, trace_))
@@ -80,18 +58,6 @@ bool Partitioning::can_run_again(const TracedOp& traced, MakesAgain which) const
     return t.storage != none && written_once(t) && !trace_.storages[t.storage].outside;
   };
   return std::ranges::all_of(traced.in, written_once) && std::ranges::all_of(traced.out, made_here);
-}
-
-std::int64_t Partitioning::cost_of(const TracedOp& traced) const {
-  if (is_light(traced)) {
-    std::int64_t most = 0;
-    for (const TracedTensor& t : traced.in) most = std::max(most, t.storage == none ? 0 : bytes(t.storage));
-    const bool heavy = ops::effort_of(*traced.op) == ops::Effort::heavy;
-    return heavy ? heavy_times * bytes(traced.out[0].storage) : most / light_part + 1;
-  }
-  std::int64_t moved = 1;
-  each_tensor_of(traced, [&](const TracedTensor& t) { moved += bytes_of(t); });
-  return moved + static_cast<std::int64_t>(operations(traced) / operations_of_a_byte);
 }
 
 Partitioning::Choice Partitioning::cheapest(int quarters) const {
@@ -116,7 +82,7 @@ Partitioning::Choice Partitioning::cheapest(int quarters) const {
     cut.add(op, 2 * s, MinCut::never);
     if (known[makers_[s]]) continue;
     known[makers_[s]] = true;
-    cut.add(source, op, scaled(cost_of(trace_.ops[makers_[s]])));
+    cut.add(source, op, scaled(costs_[makers_[s]]));
     for (const TracedTensor& t : trace_.ops[makers_[s]].in)
       if (t.storage != none) cut.add(2 * t.storage + 1, op, MinCut::never);
   }
@@ -193,7 +159,7 @@ std::int64_t Partitioning::cost(const Choice& choice) const {
   const Wanted runs = wanted(choice);
   std::int64_t cost = 0;
   for (std::size_t i = 0; i < runs.ops.size(); ++i)
-    if (runs.ops[i]) cost += cost_of(trace_.ops[i]);
+    if (runs.ops[i]) cost += costs_[i];
   return cost;
 }
 

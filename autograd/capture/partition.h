@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "autograd/capture/recorded.h"
+#include "autograd/op_costs.h"
 
 namespace sherd {
 
@@ -38,13 +39,13 @@ class Partitioning {
   /// Where others than `kept` may be kept too, they have numbers from here on, by storage.
   static constexpr std::uint32_t first_other = 1U << 31;
 
-  /// `forward` outlives it. With `MakesAgain::all` others than `kept` may be kept too.
-  Partitioning(const Recorded& forward, const std::vector<KeptValue>& kept, MakesAgain which);
+  /// `forward` outlives it. With `MakesAgain::all` others than `kept` may be kept too. Ops cost what
+  /// `costs_of` says.
+  Partitioning(const Recorded& forward, const std::vector<KeptValue>& kept, MakesAgain which,
+               const OpCosts& measured);
 
   /// The choice that is cheapest where a byte that is kept costs 2^(`quarters` / 4) times what one costs that
-  /// is moved. Ops cost the bytes that they move; a light elementwise one a sixteenth of what it reads, since
-  /// it runs within another's loop; a heavy one four times what it writes; others also a byte for 32
-  /// operations of a product of such sizes.
+  /// is moved.
   Choice cheapest(int quarters) const;
   /// Keeps what ops use on both sides of `segments` - 1 places, evenly spread and each where such values are
   /// small, and makes the rest again.
@@ -60,16 +61,15 @@ class Partitioning {
   struct Wanted;
   static constexpr std::uint32_t none = TracedTensor::none;
   bool can_run_again(const TracedOp& traced, MakesAgain which) const;
-  bool is_light(const TracedOp& traced) const;
   std::int64_t bytes(std::uint32_t storage) const {
     return static_cast<std::int64_t>(trace_.storages[storage].bytes);
   }
-  std::int64_t cost_of(const TracedOp& traced) const;
   bool is_read(std::uint32_t storage) const { return numbers_[storage] < first_other; }  // by the backward
   Wanted wanted(const Choice& choice) const;
   MadeAgain extract(const std::vector<std::uint32_t>& ops, const std::vector<bool>& again) const;
 
   const Trace& trace_;
+  std::vector<std::int64_t> costs_;     // by op
   std::vector<std::uint32_t> numbers_;  // by storage: in the cut; none where it cannot be kept
   std::vector<std::uint32_t> makers_;   // by storage: the op that may make it again
 };

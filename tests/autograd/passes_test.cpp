@@ -47,14 +47,6 @@ std::vector<Tensor> drawn(unsigned call, Device device = Device::cpu()) {
   return {to(numbers({4, 6}, f32, 2 * call + 1), device), to(numbers({4, 6}, f32, 2 * call + 2), device)};
 }
 
-void check_same(std::span<const Tensor> got, std::span<const Tensor> expected) {
-  REQUIRE(got.size() == expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    INFO("result " << i);
-    CHECK(same_bits(got[i], expected[i]));
-  }
-}
-
 /// Stands for a call among ranks.
 struct AmongRanks {
   static constexpr std::string_view name = "call";

@@ -9,6 +9,7 @@
 #include "autograd/autograd.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
+#include "tests/catch.h"
 #include "tests/runtime/op_cases.h"
 
 namespace sherd::test {
@@ -96,6 +97,16 @@ class RandomStep {
   std::vector<Instruction> code_;
   std::vector<std::size_t> returned_;
 };
+
+/// By bits; where there is no tensor there is none.
+inline void check_same(std::span<const Tensor> got, std::span<const Tensor> expected) {
+  REQUIRE(got.size() == expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    INFO("tensor " << i);
+    REQUIRE(got[i].defined() == expected[i].defined());
+    if (got[i].defined()) CHECK(same_bits(got[i], expected[i]));
+  }
+}
 
 /// Inputs of a call, in each call others.
 inline std::vector<Tensor> inputs_of(unsigned call, Device device = Device::cpu()) {

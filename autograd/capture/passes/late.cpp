@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "autograd/capture/passes/moves.h"
 #include "autograd/capture/passes/rewrite.h"
 
 namespace sherd {
@@ -61,23 +62,11 @@ class Places {
  public:
   explicit Places(const Recorded& program)
       : trace_(program.trace),
+        moves_(program),
         first_use_(trace_.storages.size(), none),
         last_use_(trace_.storages.size(), none),
-        leaves_(trace_.storages.size()),
-        foreign_(trace_.storages.size()),
-        waits_anyway_(trace_.storages.size()),
         at_(trace_.ops.size()),
         order_(trace_.ops.size()) {
-    for (const TracedTensor& t : program.outputs) leaves_[t.storage] = true;
-    if (program.cut)
-      for (const auto& [storage, number] : program.cut->made) leaves_[storage] = true;
-    for (std::size_t s = 0; s < foreign_.size(); ++s)
-      foreign_[s] = static_cast<bool>(trace_.storages[s].outside);
-    for (const TracedTensor& t : program.inputs) foreign_[t.storage] = true;
-    if (program.cut)  // the call's own, which goes after its last use
-      for (const auto& [storage, number] : program.cut->kept) foreign_[storage] = false;
-    for (std::size_t s = 0; s < foreign_.size(); ++s) waits_anyway_[s] = leaves_[s] || foreign_[s];
-    find_barriers(program);
     for (std::size_t i = at_.size(); i-- > 0;) place(i);
   }
 
@@ -88,20 +77,9 @@ class Places {
  private:
   static constexpr std::size_t none = OpOrder::none;
 
-  /// Of two tensors from outside nobody knows whether they share memory.
-  void find_barriers(const Recorded& program) {
-    for (const Effect& effect : program.effects) barriers_.push_back(effect.before);
-    for (std::size_t i = 0; i < trace_.ops.size(); ++i)
-      for (std::size_t k = 0; k < trace_.ops[i].in.size(); ++k) {
-        const std::uint32_t storage = trace_.ops[i].in[k].storage;
-        if (storage != TracedTensor::none && trace_.ops[i].op->writes(k) && foreign_[storage])
-          barriers_.push_back(i + 1);
-      }
-  }
-
   void place(std::size_t i) {
-    const std::size_t reader = may_move(i) ? first_reader(i) : none;
-    if (reader == none || crosses(i, at_[reader]) || makes_wait(i, reader)) {
+    const std::size_t reader = moves_.may_move(i) ? first_reader(i) : none;
+    if (reader == none || moves_.crosses(i, at_[reader]) || makes_wait(i, reader)) {
       at_[i] = i;
       order_.add_in_front(i);
     } else {
@@ -114,27 +92,11 @@ class Places {
     });
   }
 
-  bool may_move(std::size_t i) const {
-    const TracedOp& traced = trace_.ops[i];
-    if (traced.op->mutating() || traced.op->call_among_ranks() != nullptr || asks_owner(traced, trace_))
-      return false;
-    bool may = true;
-    each_tensor_of(traced, [&](const TracedTensor& t) { may &= !trace_.storages[t.storage].rewritten; });
-    return may && std::ranges::none_of(traced.out, [&](const TracedTensor& t) { return leaves_[t.storage]; });
-  }
   std::size_t first_reader(std::size_t i) const {
     std::size_t first = none;
     for (const TracedTensor& t : trace_.ops[i].out)
       if (order_.is_before(first_use_[t.storage], first)) first = first_use_[t.storage];
     return first;
-  }
-  /// Whether what it reads may be another thing before op `at`.
-  bool crosses(std::size_t i, std::size_t at) const {
-    return std::ranges::any_of(trace_.ops[i].in,
-                               [&](const TracedTensor& t) {
-                                 return t.storage != TracedTensor::none && foreign_[t.storage];
-                               }) &&
-           std::ranges::any_of(barriers_, [&](std::size_t before) { return before > i && before <= at; });
   }
   /// Whether more memory would wait for it there than it gives.
   bool makes_wait(std::size_t i, std::size_t reader) const {
@@ -144,7 +106,7 @@ class Places {
     std::size_t made = 0, waits = 0;
     for (const TracedTensor& t : traced.out) made += trace_.storages[t.storage].bytes;
     for (const TracedTensor& t : traced.in) {
-      if (t.storage == TracedTensor::none || waits_anyway_[t.storage] ||
+      if (t.storage == TracedTensor::none || waits_anyway(t.storage) ||
           (last_use_[t.storage] != none && !order_.is_before(last_use_[t.storage], reader)) ||
           std::ranges::find(counted, t.storage) != counted.end())
         continue;
@@ -154,12 +116,12 @@ class Places {
     return waits > made;
   }
 
+  /// Whether its memory is not let go of in the program.
+  bool waits_anyway(std::uint32_t storage) const { return moves_.leaves(storage) || moves_.foreign(storage); }
+
   const Trace& trace_;
+  const Moves moves_;
   std::vector<std::size_t> first_use_, last_use_;  // by storage, in the new order of the ops behind
-  std::vector<bool> leaves_;                       // by storage: to the caller or the other half
-  std::vector<bool> foreign_;                      // by storage: others have its memory too
-  std::vector<bool> waits_anyway_;                 // by storage: its memory is not let go of in the program
-  std::vector<std::size_t> barriers_;              // ops before which what is foreign may change
   std::vector<std::size_t> at_;
   OpOrder order_;
 };

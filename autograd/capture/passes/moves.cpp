@@ -1,0 +1,44 @@
+#include "autograd/capture/passes/moves.h"
+
+#include <algorithm>
+
+#include "autograd/capture/passes/rewrite.h"
+
+namespace sherd {
+
+Moves::Moves(const Recorded& program)
+    : trace_(program.trace), leaves_(trace_.storages.size()), foreign_(trace_.storages.size()) {
+  for (const TracedTensor& t : program.outputs) leaves_[t.storage] = true;
+  if (program.cut)
+    for (const auto& [storage, number] : program.cut->made) leaves_[storage] = true;
+  for (std::size_t s = 0; s < foreign_.size(); ++s)
+    foreign_[s] = static_cast<bool>(trace_.storages[s].outside);
+  for (const TracedTensor& t : program.inputs) foreign_[t.storage] = true;
+  if (program.cut)  // the call's own, which goes after its last use
+    for (const auto& [storage, number] : program.cut->kept) foreign_[storage] = false;
+  for (const Effect& effect : program.effects) barriers_.push_back(effect.before);
+  for (std::size_t i = 0; i < trace_.ops.size(); ++i)
+    for (std::size_t k = 0; k < trace_.ops[i].in.size(); ++k) {
+      const std::uint32_t storage = trace_.ops[i].in[k].storage;
+      if (storage != TracedTensor::none && trace_.ops[i].op->writes(k) && foreign_[storage])
+        barriers_.push_back(i + 1);
+    }
+}
+
+bool Moves::may_move(std::size_t i) const {
+  const TracedOp& traced = trace_.ops[i];
+  if (traced.op->mutating() || traced.op->call_among_ranks() != nullptr || asks_owner(traced, trace_))
+    return false;
+  bool may = true;
+  each_tensor_of(traced, [&](const TracedTensor& t) { may &= !trace_.storages[t.storage].rewritten; });
+  return may && std::ranges::none_of(traced.out, [&](const TracedTensor& t) { return leaves_[t.storage]; });
+}
+
+bool Moves::crosses(std::size_t i, std::size_t at) const {
+  return std::ranges::any_of(
+             trace_.ops[i].in,
+             [&](const TracedTensor& t) { return t.storage != TracedTensor::none && foreign_[t.storage]; }) &&
+         std::ranges::any_of(barriers_, [&](std::size_t before) { return before > i && before <= at; });
+}
+
+}  // namespace sherd
