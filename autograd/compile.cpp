@@ -10,7 +10,9 @@
 #include "autograd/capture/passes/dead_code.h"
 #include "autograd/capture/passes/fuse.h"
 #include "autograd/capture/passes/late.h"
+#include "autograd/capture/words.h"
 #include "runtime/context.h"
+#include "runtime/log.h"
 
 namespace sherd {
 namespace {
@@ -71,6 +73,7 @@ struct OfThread {
   bool over = false;                           // which is gone, and another may be where it was
   std::list<std::shared_ptr<Frame>> frames{};  // the last used first
   CompileStats counts{};
+  std::size_t gone = 0;  // programs, for others
 
   /// The frame for such a call, moved to the front; null where there is none.
   std::shared_ptr<Frame> find(const Words& key) {
@@ -234,7 +237,14 @@ CompiledPrograms::Result CompiledPrograms::call(
   check<StateError>(unfit.empty() || !strict, "compile: this call cannot be captured: {}", unfit);
   if (frame->unfit().empty() && keep_form) frame->form = keep_form();
   here->frames.push_front(frame);
-  if (here->frames.size() > options.programs) here->frames.pop_back();
+  if (here->frames.size() > options.programs) {
+    here->frames.pop_back();
+    if (++here->gone == options.programs)
+      write_log(LogLevel::warning,
+                "compile: of {} programs that are kept each went for another, so calls are traced anew, the "
+                "last one {}now: give CompileOptions::programs more, or pad inputs to fewer shapes",
+                options.programs, shapes_of(given, [](const Tensor& t) { return t.shape(); }));
+  }
   return {std::move(outputs), nullptr};
 }
 

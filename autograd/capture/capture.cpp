@@ -29,7 +29,7 @@ std::size_t Program::workspace_bytes() const {
 }
 
 Recorded record(const Step& step, const std::vector<Tensor>& inputs, std::vector<Tensor>& outputs) {
-  CaptureTracer tracer(inputs);
+  CaptureTracer tracer("capture", inputs);
   const Listening listening(tracer);
   for (const Tensor& t : step(inputs)) {
     check<ValueError>(t.defined(), "capture: output {} of the step is an empty handle", outputs.size());

@@ -14,14 +14,6 @@ namespace {
 
 constexpr int most_quarters = 4 * 20;  // of a doubling of what a byte that is kept costs
 
-/// "of (8, 3), (5) ", for a message; the first few.
-std::string shapes_of(std::span<const TracedTensor> inputs) {
-  std::string text;
-  for (const TracedTensor& t : inputs.first(std::min<std::size_t>(inputs.size(), 3)))
-    text += (text.empty() ? "of " : ", ") + to_string(t.layout.shape);
-  return text.empty() ? text : text + (inputs.size() > 3 ? ", ... " : " ");
-}
-
 /// Rounded up to what two digits say.
 double part_of(std::int64_t bytes, std::int64_t whole) {
   return std::ceil(100 * static_cast<double>(bytes) / static_cast<double>(whole)) / 100;
@@ -254,7 +246,8 @@ struct Frame::Fitting {
         found.peak <= limit,
         "compile: a call {}and its backward take {} bytes at least, {} with all that eager code "
         "keeps, and the budget is {}; give them {}, or MemoryBudget::least()",
-        shapes_of(frame.to_fit_->forward.inputs), found.peak, eager_peak, limit,
+        shapes_of(frame.to_fit_->forward.inputs, [](const TracedTensor& t) { return t.layout.shape; }),
+        found.peak, eager_peak, limit,
         budget.is_part() ? fmt::format("MemoryBudget::part({:.2f})", part_of(found.peak, eager_peak))
                          : "as much");
     find_reads(found);

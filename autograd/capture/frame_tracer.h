@@ -18,7 +18,7 @@ class Frame::Tracer final : public CaptureTracer {
  public:
   /// `since`: the place in the order of recording where the call began.
   Tracer(const std::vector<Tensor>& inputs, bool strict, std::uint64_t since)
-      : CaptureTracer(inputs, Sharing::allowed), given_(inputs), strict_(strict), since_(since) {
+      : CaptureTracer("compile", inputs, Sharing::allowed), given_(inputs), strict_(strict), since_(since) {
     for (const Tensor& t : inputs) known_.insert(t.impl());
   }
 

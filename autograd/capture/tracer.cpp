@@ -62,13 +62,13 @@ void tell_captures(const AnyOp& op, Inputs in, Outputs out) {
   for (CaptureTracer* tracer : captures()) tracer->after(op, in, out);
 }
 
-CaptureTracer::CaptureTracer(const std::vector<Tensor>& inputs, Sharing sharing)
-    : Tracer("capture"), begin_(Context::current().generator().state()), seen_(begin_) {
+CaptureTracer::CaptureTracer(std::string call, const std::vector<Tensor>& inputs, Sharing sharing)
+    : Tracer(std::move(call)), begin_(Context::current().generator().state()), seen_(begin_) {
   for (const Tensor& t : inputs) {
-    check<ValueError>(t.defined(), "capture: input {} is an empty handle", inputs_.size());
+    check<ValueError>(t.defined(), "{}: input {} is an empty handle", call_, inputs_.size());
     const std::uint32_t known = find(t.storage());
     check<StateError>(known == TracedTensor::none || sharing == Sharing::allowed,
-                      "capture: two inputs share memory; pass the tensor once, or a clone");
+                      "{}: two inputs share memory; pass the tensor once, or a clone", call_);
     inputs_.push_back(known == TracedTensor::none ? add(t.storage()) : known);
   }
   captures().push_back(this);
@@ -118,9 +118,9 @@ void CaptureTracer::look_at_content(const AnyOp& op, Inputs in) {
     const Storage& storage = in[i].storage();
     if (!blank_.contains(storage.id())) continue;
     check<StateError>(storage.version() > 0 && find(storage) == TracedTensor::none,
-                      "capture: {} reads a tensor of shape {} that the step made with empty and no op wrote, "
+                      "{}: {} reads a tensor of shape {} that the step made with empty and no op wrote, "
                       "so a replay could not fill it; fill it with an op, or outside the step",
-                      op.name(), in[i].shape());
+                      call_, op.name(), in[i].shape());
     blank_.erase(storage.id());
     born_.insert(storage.id());
   }
@@ -143,10 +143,10 @@ void CaptureTracer::after(const AnyOp& op, Inputs in, Outputs out) {
 
 void CaptureTracer::host_read(const Tensor& tensor) {
   fail<StateError>(
-      "capture: the host reads a tensor of shape {}, and a replay could not react to its value; return it "
+      "{}: the host reads a tensor of shape {}, and a replay could not react to its value; return it "
       "from the step "
       "and read it there",
-      tensor.shape());
+      call_, tensor.shape());
 }
 
 void CaptureTracer::storage_gone(std::uint64_t id) noexcept {
@@ -168,12 +168,12 @@ void CaptureTracer::check_alive(const std::vector<Tensor>& outputs) const {
                                     [&](const Tensor& t) { return t.storage().id() == storage.id; });
     const TracedOp& maker = trace_.ops[storage.maker];
     check<StateError>(output,
-                      "capture: the result of {} of shape {} is still alive after the step and is not an "
+                      "{}: the result of {} of shape {} is still alive after the step and is not an "
                       "output, so a replay "
                       "could not renew it; run one step before capturing so that optimizer state exists, "
                       "call zero_grad at the end "
                       "of the step, or return the tensor",
-                      maker.op->name(), maker.out[0].layout.shape);
+                      call_, maker.op->name(), maker.out[0].layout.shape);
   }
 }
 
@@ -181,12 +181,11 @@ void CaptureTracer::check_constants() const {
   for (std::uint32_t i = 0; i < trace_.storages.size(); ++i) {
     const TracedStorage& storage = trace_.storages[i];
     if (!storage.outside || std::ranges::count(inputs_, i) > 0) continue;
-    check<StateError>(
-        !storage.rewritten || !born_.contains(storage.id),
-        "capture: the step writes a tensor of {} bytes that it made of the host's values, and a "
-        "replay would not make it again; make it with an op such as zeros or full, or keep it "
-        "outside the step",
-        storage.bytes);
+    check<StateError>(!storage.rewritten || !born_.contains(storage.id),
+                      "{}: the step writes a tensor of {} bytes that it made of the host's values, and a "
+                      "replay would not make it again; make it with an op such as zeros or full, or keep it "
+                      "outside the step",
+                      call_, storage.bytes);
   }
 }
 
@@ -199,16 +198,16 @@ void CaptureTracer::check_held(const std::vector<Tensor>& outputs) const {
                               outputs, [&](const Tensor& t) { return t.storage_ref() == storage.outside; });
     if (storage.outside->use_count() > static_cast<std::uint32_t>(ours)) continue;
     check<StateError>(!storage.rewritten,
-                      "capture: the step writes a tensor of {} bytes and then lets go of it, so a replay "
+                      "{}: the step writes a tensor of {} bytes and then lets go of it, so a replay "
                       "would go on from what the last one left; clear gradients before the capture, or keep "
                       "the tensor outside the step",
-                      storage.bytes);
+                      call_, storage.bytes);
     check<StateError>(
         born_.contains(storage.id),
-        "capture: the step reads a tensor of {} bytes from before it and then lets go of it, so "
+        "{}: the step reads a tensor of {} bytes from before it and then lets go of it, so "
         "every replay would read the same values again; clear gradients before the capture, also "
         "those that backwards without communication left, or keep the tensor outside the step",
-        storage.bytes);
+        call_, storage.bytes);
   }
 }
 
@@ -217,9 +216,9 @@ void CaptureTracer::check_untouched(const std::vector<Tensor>& inputs,
   const auto look = [&](const Storage& storage) {
     const std::uint32_t known = find(storage);
     check<StateError>(known == TracedTensor::none || trace_.storages[known].version == storage.version(),
-                      "capture: memory of {} bytes was written past the ops, through a host pointer or by "
+                      "{}: memory of {} bytes was written past the ops, through a host pointer or by "
                       "set_lr, and a replay would not repeat it; write it outside the step, or with an op",
-                      storage.bytes());
+                      call_, storage.bytes());
   };
   for (const TracedStorage& storage : trace_.storages)
     if (storage.outside) look(*storage.outside);
@@ -232,7 +231,7 @@ void CaptureTracer::look_at_generator() {
   const RandomKey now = Context::current().generator().state();
   if (now == seen_) return;
   check<StateError>(now.seed == seen_.seed && now.offset > seen_.offset,
-                    "capture: the step seeds the generator, and a replay would not; seed before the step");
+                    "{}: the step seeds the generator, and a replay would not; seed before the step", call_);
   unclaimed_.push_back(seen_);
   seen_ = now;
 }
@@ -240,8 +239,9 @@ void CaptureTracer::look_at_generator() {
 void CaptureTracer::check_drawn() {
   look_at_generator();
   check<StateError>(unclaimed_.empty(),
-                    "capture: the host drew random numbers, and a replay would use the same again; draw them "
-                    "with an op, or outside and pass them in");
+                    "{}: the host drew random numbers, and a replay would use the same again; draw them "
+                    "with an op, or outside and pass them in",
+                    call_);
 }
 
 }  // namespace sherd

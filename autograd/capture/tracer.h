@@ -15,8 +15,9 @@ enum class Sharing { refused, allowed };
 
 class CaptureTracer : public Tracer {
  public:
-  /// ValueError for an empty handle, StateError for inputs that share memory and may not.
-  explicit CaptureTracer(const std::vector<Tensor>& inputs, Sharing sharing = Sharing::refused);
+  /// `call`, the user's, opens the messages. ValueError for an empty handle, StateError for inputs that share
+  /// memory and may not.
+  CaptureTracer(std::string call, const std::vector<Tensor>& inputs, Sharing sharing = Sharing::refused);
   ~CaptureTracer() override;
 
   void before_write(const AnyOp& op, Inputs in) override;

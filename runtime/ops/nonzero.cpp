@@ -64,7 +64,7 @@ Tensor detail::places_where(std::string_view call, const Tensor& x) {
     return apply(ops::Places{sum(mask).item<std::int64_t>()}, mask);
   } catch (const StateError& refused) {
     const std::string_view why = refused.what();
-    if (!why.starts_with("capture:")) throw;
+    if (!why.starts_with("capture:") && !why.starts_with("compile:")) throw;
     fail<StateError>(
         "{}: how many elements are picked is a value, which the host reads and a captured step "
         "cannot follow; where(mask, x, 0) and masked_fill have a shape of their own ({})",

@@ -10,6 +10,7 @@
 #include "runtime/float32_precision.h"
 #include "runtime/ops.h"
 #include "tests/catch.h"
+#include "tests/logged.h"
 
 using namespace sherd;
 using Catch::Matchers::ContainsSubstring;
@@ -187,6 +188,7 @@ TEST_CASE("compile: programs are bounded, and the one used longest ago goes") {
       },
       {.programs = 2});
   const auto of = [&](std::int64_t rows) { return compiled({input(0, DType::f32, rows)})[0]; };
+  const test::Logged logger(spdlog::level::info);
   of(1), of(2), of(1), of(2);
   CHECK(runs == 2);
   CHECK(compiled.stats().programs == 2);
@@ -195,12 +197,15 @@ TEST_CASE("compile: programs are bounded, and the one used longest ago goes") {
   CHECK(compiled.stats().programs == 2);
   of(1);
   CHECK(runs == 3);
+  CHECK(logger.text().empty());
   of(2);  // 3 goes
   CHECK(runs == 4);
   of(3), of(2);       // 1 went
   sum(y).backward();  // whose program is gone
   CHECK(net.w0.grad().defined());
   CHECK(compiled.stats().hits == 5);
+  CHECK_THAT(logger.text(), ContainsSubstring("the last one of (2, ") && ContainsSubstring("programs more"));
+  CHECK(std::ranges::count(logger.text(), '\n') == 1);
   compile_reset();
   CHECK(compiled.stats().programs == 0);
   CHECK(compiled.stats().hits == 0);

@@ -103,7 +103,7 @@ class Decomposing {
     Recorded form;
     std::vector<std::uint32_t> found;  // of `stand_ins.given`, in the form's trace
     try {
-      CaptureTracer tracer(stand_ins.given, Sharing::allowed);
+      CaptureTracer tracer("decompose", stand_ins.given, Sharing::allowed);
       {
         const Listening listening(tracer);
         if (!traced.op->run_reference(stand_ins.in(), stand_ins.out())) return {};
