@@ -219,6 +219,20 @@ void load_parts(std::span<CheckpointPart* const> parts, const Path& folder, cons
   for (nn::Module* model : models_of(parts)) remember_checkpoint(*model, folder.string());
 }
 
+bool is_part_name(std::string_view name) {
+  return !name.empty() && std::ranges::all_of(name, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+  });
+}
+
+void merge_checkpoint(const Path& folder, const Path& file, std::string_view part, FileSystem& files) {
+  check<ValueError>(is_part_name(part),
+                    "merge_checkpoint: '{}' is no name of a part, as \"model\" and \"optimizer\" are",
+                    shown(part));
+  const SavedState saved(committed_directory(folder, files), part, files);
+  save_safetensors(file, saved.records(), saved.notes(), files);
+}
+
 void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Path& folder,
                      const Group& ranks, const CheckpointOptions& options) {
   ModelPart values(std::string(model_name), model);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "shard/checkpoint.h"
@@ -11,6 +12,9 @@ namespace sherd::shard {
 
 /// The part that has the numbers of a run. Of one rank it says which files of others it was saved beside.
 inline constexpr std::string_view run_name = "run";
+
+/// Letters, digits, '_' and '-', and some.
+bool is_part_name(std::string_view name);
 
 void save_parts(std::span<CheckpointPart* const> parts, const FileSystem::Path& folder, const Group& ranks,
                 const CheckpointOptions& options);

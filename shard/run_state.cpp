@@ -18,11 +18,7 @@ struct RunState::Impl {
 
   /// The name, now taken.
   const std::string& take(std::string name) {
-    const auto fits = [](char c) {
-      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-             c == '-';
-    };
-    check<ValueError>(!name.empty() && std::ranges::all_of(name, fits) && name != run_name && name != "index",
+    check<ValueError>(is_part_name(name) && name != run_name && name != "index",
                       "RunState: '{}' is no name of a part; give it letters, digits, '_' and '-', and not "
                       "\"run\" or \"index\"",
                       shown(name));

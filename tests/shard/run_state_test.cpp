@@ -9,6 +9,7 @@
 #include "nn/ema.h"
 #include "nn/grad_scaler.h"
 #include "nn/layers.h"
+#include "nn/state_file.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "shard/fully_shard.h"
@@ -268,4 +269,38 @@ TEST_CASE("names of a run's parts are of its files, and each is of one part") {
     CHECK_THROWS_WITH(run.add(name, net), ContainsSubstring("give it letters, digits"));
   run.add("model", net);
   CHECK_THROWS_WITH(run.add("model", step), ContainsSubstring("'model' is there already"));
+}
+
+TEST_CASE("a part of any ranks' checkpoint becomes the file that one rank saves, a tensor at a time") {
+  const TempDirectory folder;
+  const Path one = folder / "one";
+  save(one, 1, Way::plain, 2);
+  for (const int ranks : {1, 2, 3})
+    for (const Way way : {Way::rows, Way::flat}) {
+      INFO(ranks << " ranks, way " << static_cast<int>(way));
+      const Path from = folder / "from";
+      save(from, ranks, way, 2);
+      for (const char* part : {"model", "adamw", "ema"}) {
+        INFO(part);
+        const Path merged = folder / "merged.safetensors";
+        MemoryLedger& ledger = Context::current().memory();
+        ledger.reset_peak(DeviceType::cpu);
+        const std::int64_t before = ledger.held(DeviceType::cpu).total();
+        shard::merge_checkpoint(from, merged, part);
+        CHECK(ledger.peak(DeviceType::cpu) - before <= 2 * 5 * 7 * 8);  // the largest, and its pieces
+        if (ranks == 3) continue;                                       // whose average rounds
+        const nn::StateDict expected = nn::load_state(one / (std::string(part) + ".safetensors")),
+                            got = nn::load_state(merged);
+        REQUIRE(got.size() == expected.size());
+        for (const auto& [name, tensor] : expected) {
+          INFO(name);
+          CHECK(got.at(name).shape() == tensor.shape());
+          CHECK(got.at(name).dtype() == tensor.dtype());
+          CHECK(to(got.at(name), f64).to_vector<double>() == to(tensor, f64).to_vector<double>());
+        }
+      }
+      CHECK_THROWS_WITH(shard::merge_checkpoint(from, folder / "x", "nothing"), ContainsSubstring("nothing"));
+      CHECK_FALSE(std::filesystem::exists(folder / "x"));
+      std::filesystem::remove_all(from);
+    }
 }
