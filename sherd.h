@@ -56,6 +56,7 @@
 #include "shard/gather_plan.h"
 #include "shard/lost_steps.h"
 #include "shard/optimizer_state.h"
+#include "shard/run_state.h"
 #include "shard/saved_state.h"
 #include "shard/sharded_state.h"
 #include "shard/step_in_backward.h"

@@ -261,8 +261,8 @@ StateDict GradScaler::state_dict() const {
           {"growth_tracker", tracker_}};
 }
 
-void GradScaler::load_state_dict(const StateDict& state) {
-  if (!enabled()) return;
+std::function<void()> GradScaler::stage_state_dict(const StateDict& state) {
+  if (!enabled()) return [] {};
   constexpr std::array names = {"scale", "growth_factor", "backoff_factor", "growth_interval",
                                 "growth_tracker"};
   std::unordered_map<std::string, double> values;
@@ -285,14 +285,17 @@ void GradScaler::load_state_dict(const StateDict& state) {
   options.backoff_factor = values.at("backoff_factor");
   options.growth_interval = whole("growth_interval", 1);
   const std::int64_t tracker = whole("growth_tracker", 0);
-  check_scale(values.at("scale"));
+  const double scale = values.at("scale");
+  check_scale(scale);
   check_options(options);
-  const NoGrad guard;
-  fill_(scale_, values.at("scale"));
-  fill_(tracker_, tracker);
-  *updates_ = 0;
-  ranks_.reset();
-  options_ = options;
+  return [this, scale, tracker, options] {
+    const NoGrad guard;
+    fill_(scale_, scale);
+    fill_(tracker_, tracker);
+    *updates_ = 0;
+    ranks_.reset();
+    options_ = options;
+  };
 }
 
 }  // namespace sherd::nn

@@ -2,6 +2,7 @@
 // overflowed are skipped.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -80,7 +81,9 @@ class SHERD_API GradScaler {
   StateDict state_dict() const;
   /// Takes over all of them. ValueError for missing or unknown names, those that come twice, and values that
   /// options may not have. Nothing is changed when it throws. Does nothing when scaling is off.
-  void load_state_dict(const StateDict& state);
+  void load_state_dict(const StateDict& state) { stage_state_dict(state)(); }
+  /// The same in two steps: throws what is refused, and gives what takes the state over.
+  std::function<void()> stage_state_dict(const StateDict& state);
 
  private:
   /// What was done for an optimizer since the last update.

@@ -421,7 +421,7 @@ constexpr std::string_view other_groups =
 
 }  // namespace
 
-void Optimizer::load_state_dict(StateDict given) {
+std::function<void()> Optimizer::stage_state_dict(StateDict given) {
   const NoGrad guard;
   const MemoryScope held(MemoryUse::optimizer);
   std::unordered_map<std::string, Tensor> from = by_name(std::move(given));
@@ -500,21 +500,27 @@ void Optimizer::load_state_dict(StateDict given) {
     check<ValueError>(used == from.size(),
                       "optimizer: {} of the state's {} entries belong to no parameter here{}",
                       from.size() - used, from.size(), other_groups);
-    if (names != before) state_ = arranged(before, names);
   } catch (...) {
     swap_numbers();
     throw;
   }
-  for (const Group& group : groups_)
-    for (const Parameter& p : group.params) p.step_count().state = 0;
-  // Into the memory that is there, which captured steps know.
-  for (auto& [id, slots] : state) {
-    const auto found = state_.find(id);
-    if (found == state_.end()) continue;
-    for (std::size_t k = 0; k < slots.size(); ++k)
-      if (found->second[k].spec() == slots[k].spec()) slots[k] = copy_(found->second[k], slots[k]);
-  }
-  state_ = std::move(state);
+  swap_numbers();
+  return [this, numbers = std::move(numbers), before, names, state = std::move(state)]() mutable {
+    const NoGrad guard;
+    const MemoryScope held(MemoryUse::optimizer);
+    for (const auto& [tensor, value] : numbers) write_number(tensor, value);
+    if (names != before) state_ = arranged(before, names);
+    for (const Group& group : groups_)
+      for (const Parameter& p : group.params) p.step_count().state = 0;
+    // Into the memory that is there, which captured steps know.
+    for (auto& [id, slots] : state) {
+      const auto found = state_.find(id);
+      if (found == state_.end()) continue;
+      for (std::size_t k = 0; k < slots.size(); ++k)
+        if (found->second[k].spec() == slots[k].spec()) slots[k] = copy_(found->second[k], slots[k]);
+    }
+    state_ = std::move(state);
+  };
 }
 
 }  // namespace sherd::nn

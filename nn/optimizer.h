@@ -103,7 +103,10 @@ class SHERD_API Optimizer {
   /// already keeps its memory, so a captured step goes on from what was loaded. Tensors that are given away
   /// with `state` (moved, and held by nobody else) become the state of parameters that have none, without a
   /// copy.
-  void load_state_dict(StateDict state);
+  void load_state_dict(StateDict state) { stage_state_dict(std::move(state))(); }
+  /// The same in two steps: throws what is refused, and gives what takes the state over. No step may come in
+  /// between.
+  std::function<void()> stage_state_dict(StateDict state);
   /// `state_names()` as it is with the groups' options that `number` gives by the names in a state dict.
   std::vector<std::string> state_names_with(
       const std::function<std::optional<double>(const std::string& name)>& number) const;

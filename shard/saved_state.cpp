@@ -270,6 +270,28 @@ std::int64_t SavedState::steps(std::string_view name) const {
   return number.size() == 1 ? number[0] : 0;
 }
 
+std::vector<TensorRecord> SavedState::records() const {
+  std::vector<TensorRecord> records;
+  for (const SavedTensor& t : tensors_) {
+    const std::int64_t numel = Shape(t.shape).numel();
+    records.push_back({std::string(t.name),
+                       read(t, 0, 0).dtype(),
+                       {t.shape.begin(), t.shape.end()},
+                       {},
+                       [this, &t, numel](std::span<std::byte> into) {
+                         const Tensor values = read(t, 0, numel);
+                         std::copy_n(values.raw(), into.size(), into.begin());
+                       }});
+  }
+  return records;
+}
+
+TensorMetadata SavedState::notes() const {
+  std::int64_t most = 0;
+  for (const SavedTensor& t : tensors_) most = std::max(most, steps(t.name));
+  return most > 0 ? TensorMetadata{{std::string(steps_key), std::to_string(most)}} : TensorMetadata{};
+}
+
 Signature signature_of(const Path& folder, std::string_view what, FileSystem& files) {
   if (files.exists(folder / index_name))
     return {std::string(index_name), read_index(folder / index_name, what, files).own};

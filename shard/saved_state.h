@@ -50,6 +50,10 @@ class SHERD_API SavedState {
   /// That of the file which `path` names. It follows from all that was saved, and so is the save's; empty
   /// without checksums.
   std::string_view checksum() const { return checksum_; }
+  /// All of it as records that are read when they are asked for, while this is there, and what a file of them
+  /// notes.
+  std::vector<TensorRecord> records() const;
+  TensorMetadata notes() const;
   /// ValueError unless this optimizer was saved beside that model, as far as their files say.
   void check_beside(const SavedState& model) const;
 

@@ -20,6 +20,7 @@
 #include "tools/last_words.h"
 #include "tools/launch.h"
 #include "tools/log_lines.h"
+#include "tools/merge.h"
 #include "tools/number.h"
 #include "tools/progress.h"
 #include "tools/report.h"
@@ -139,6 +140,18 @@ void add_report_flags(CLI::App& app, ReportOptions& options) {
   app.add_option(
       "--out", options.out,
       help("out", "file for the page, which is replaced", "report.html in the first folder", "report.html"));
+}
+
+void add_merge_flags(CLI::App& app, MergeOptions& options) {
+  app.add_option("CHECKPOINT", options.checkpoint,
+                 "folder of a checkpoint, or of a run: then its newest checkpoint [e.g. runs/1]")
+      ->required();
+  app.add_option("--part", options.part,
+                 help("part", "what of it: model, optimizer, or another part that it has files of", "model",
+                      "optimizer"));
+  app.add_option(
+      "--out", options.out,
+      help("out", "file for the tensors, which is replaced", "PART.safetensors", "tensors.safetensors"));
 }
 
 void add_launch_flags(CLI::App& app, LaunchOptions& options) {
@@ -348,6 +361,7 @@ int run(int argc, char** argv) {
   InspectOptions inspect_options;
   BenchOptions bench_options;
   ReportOptions report_options;
+  MergeOptions merge_options;
   LaunchOptions launch_options;
   CLI::App& train_command = *app.add_subcommand("train", "Train a GPT on text; resumable to the bit.");
   CLI::App& sample_command = *app.add_subcommand("sample", "Continue a text with a trained model.");
@@ -357,6 +371,8 @@ int run(int argc, char** argv) {
       "bench", "Time training steps of a GPT: tokens/s, MFU and memory, also against an earlier report.");
   CLI::App& report_command = *app.add_subcommand(
       "report", "Draw a run, or several, as a page: loss, rate, speed, memory, and who owns what.");
+  CLI::App& merge_command = *app.add_subcommand(
+      "merge", "Write what the ranks of a checkpoint saved as one file of whole tensors.");
   CLI::App& launch_command = *app.add_subcommand(
       "launch", "Run a program as several processes: sherd launch -n N PROGRAM [ARGS...].");
   add_train_flags(train_command, train_options);
@@ -364,6 +380,7 @@ int run(int argc, char** argv) {
   add_inspect_flags(inspect_command, inspect_options);
   add_bench_flags(bench_command, bench_options);
   add_report_flags(report_command, report_options);
+  add_merge_flags(merge_command, merge_options);
   add_launch_flags(launch_command, launch_options);
   const int dashes = launch_dashes(argc, argv);
   const std::vector<Command> commands = {
@@ -382,6 +399,8 @@ int run(int argc, char** argv) {
        }},
       {&report_command, "sherd report runs/1",
        [&] { return print_whole(report(report_options, posix_file_system())); }},
+      {&merge_command, "sherd merge runs/1",
+       [&] { return print_whole(merge(merge_options, posix_file_system())); }},
       {&launch_command, "sherd launch -n 4 PROGRAM [ARGS...]", [&] {
          launch_options.command = launch_command.remaining();
          if (dashes < argc) launch_options.command.assign(argv + dashes + 1, argv + argc);

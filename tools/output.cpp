@@ -51,9 +51,10 @@ bool is_in_checkpoint(const Path& path, FileSystem& files) {
 }
 
 /// Runs write these; one that is about to begin has none yet.
-bool is_of_a_run(const Path& path) {
+bool is_of_a_run(const Path& path, Holds holds) {
   const Path name = path.filename();
-  return name == metrics_name || name == speed_name || name == ".lock" || name.extension() == ".safetensors";
+  return name == metrics_name || name == speed_name || name == ".lock" ||
+         (name.extension() == ".safetensors" && holds != Holds::tensors);
 }
 
 }  // namespace
@@ -89,7 +90,8 @@ void check_output(const Output& output, FileSystem& files) {
     refuse_if(replaces && is_read_with(taken, path),
               fmt::format("is read with the folder '{}'", shown(taken, 300)));
   }
-  refuse_if(is_of_a_run(path) || (replaces && is_in_checkpoint(path, files)),
+  const bool goes_among = replaces || output.holds == Holds::tensors;
+  refuse_if(is_of_a_run(path, output.holds) || (goes_among && is_in_checkpoint(path, files)),
             "is a file of a run or checkpoint, which only training replaces");
 }
 

@@ -1,6 +1,7 @@
 // The one door through which every file goes that a command is told to write.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,12 +11,16 @@
 
 namespace sherd::tools {
 
+/// Files of tensors are named as those of checkpoints are, and so lie in no checkpoint's folder.
+enum class Holds : std::uint8_t { text, tensors };
+
 /// A file that a flag names.
 struct Output {
   std::string_view flag;  ///< "--trace"
   FileSystem::Path path;
   std::vector<std::string> taken{};  ///< files and folders that the command reads, and what else it writes
   std::vector<std::string> made{};   ///< folders that it makes, where they are not there yet
+  Holds holds = Holds::text;
 };
 
 /// FileError unless nothing is there, or a regular file that is no run's or checkpoint's and none of `taken`,

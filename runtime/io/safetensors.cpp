@@ -391,13 +391,27 @@ void check_booleans(std::span<const std::byte> bytes, const TensorEntry& entry, 
 
 // ---- writing ----
 
+/// Of all its elements; `check_record` knows that they fit.
+std::size_t size_of_data(const TensorRecord& record) {
+  return record.read ? static_cast<std::size_t>(*bytes_of(record.dtype, record.shape)) : record.bytes.size();
+}
+
+/// `f(bytes)`, which are read where the record has none.
+template <class F>
+void with_data(const TensorRecord& record, const F& f) {
+  if (!record.read) return f(record.bytes);
+  std::vector<std::byte> bytes(size_of_data(record));
+  record.read(bytes);
+  f(std::span<const std::byte>(bytes));
+}
+
 void check_record(const TensorRecord& record) {
   const auto bytes = bytes_of(record.dtype, record.shape);
-  const auto given = static_cast<std::int64_t>(record.bytes.size());
   check<ValueError>(record.shape.size() <= max_dimensions,
                     "write_safetensors: tensor '{}': has {} dimensions, the limit is {}", shown(record.name),
                     record.shape.size(), max_dimensions);
-  if (bytes == given) return;
+  const auto given = static_cast<std::int64_t>(record.bytes.size());
+  if (bytes && (record.read || *bytes == given)) return;
   fail<ValueError>("write_safetensors: tensor '{}': shape [{}] with dtype {} takes {} bytes, got {}",
                    shown(record.name), joined(record.shape, ", "), name_of(record.dtype),
                    bytes ? fmt::to_string(*bytes) : "more than 2^63 - 1", given);
@@ -425,12 +439,13 @@ std::string header_text(std::span<const TensorRecord> records, std::span<const s
                         const TensorMetadata& metadata) {
   std::vector<std::size_t> begins(records.size());
   std::size_t end = 0;
-  for (const std::size_t i : order) begins[i] = std::exchange(end, end + records[i].bytes.size());
+  for (const std::size_t i : order) begins[i] = std::exchange(end, end + size_of_data(records[i]));
 
   TensorMetadata all = metadata;
   std::string& checksums = all[std::string(checksum_key)];
   checksums.assign(checksum_digits, '0');
-  for (const TensorRecord& record : records) checksums += checksum_of(record.bytes);
+  for (const TensorRecord& record : records)
+    with_data(record, [&](std::span<const std::byte> bytes) { checksums += checksum_of(bytes); });
 
   std::vector<std::string> parts, pairs;
   for (const auto& [key, value] : all) pairs.push_back(json_text(key) + ":" + json_text(value));
@@ -439,7 +454,7 @@ std::string header_text(std::span<const TensorRecord> records, std::span<const s
     const TensorRecord& r = records[i];
     parts.push_back(fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
                                 json_text(r.name), format_names()[static_cast<std::size_t>(r.dtype)],
-                                joined(r.shape, ","), begins[i], begins[i] + r.bytes.size()));
+                                joined(r.shape, ","), begins[i], begins[i] + size_of_data(r)));
   }
   std::string text = fmt::format("{{{}}}", joined(parts, ","));
   text.resize((text.size() + 7) / 8 * 8, ' ');
@@ -535,7 +550,8 @@ void write_safetensors(OutputFile& file, std::span<const TensorRecord> records,
                     length, max_header);
   file.write(std::as_bytes(std::span(&length, 1)));
   file.write(header);
-  for (const std::size_t i : order) file.write(records[i].bytes);
+  for (const std::size_t i : order)
+    with_data(records[i], [&](std::span<const std::byte> bytes) { file.write(bytes); });
 }
 
 void save_safetensors(const FileSystem::Path& path, std::span<const TensorRecord> records,

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -17,12 +18,14 @@
 namespace sherd {
 
 /// One tensor to write: contiguous elements in row-major order, little-endian. The record does not own its
-/// bytes.
+/// bytes, or reads them when they are asked for.
 struct TensorRecord {
   std::string name;
   DType dtype;
   std::vector<std::int64_t> shape;
-  std::span<const std::byte> bytes;
+  std::span<const std::byte> bytes{};
+  /// In place of `bytes`: fills memory of as many as there are, twice, since checksums come before the data.
+  std::function<void(std::span<std::byte> into)> read{};
 };
 
 /// What a file's header says of one tensor.
@@ -84,7 +87,7 @@ class SHERD_API SafetensorsFile {
 /// Writes a whole file, with checksums under the metadata key "sherd.xxh3". The header keeps the order of
 /// `records`; equal input gives equal bytes; every tensor is aligned to its element. ValueError for a name
 /// that is taken twice, reserved or not UTF-8, for bytes that do not fit the shape, and for more than is read
-/// back.
+/// back. Of tensors that are read one is held at a time.
 SHERD_API void write_safetensors(OutputFile& file, std::span<const TensorRecord> records,
                                  const TensorMetadata& metadata = {});
 

@@ -24,6 +24,7 @@
 #include "tests/counting_file_system.h"
 #include "tests/message_of.h"
 #include "tests/ranks.h"
+#include "tests/shard/message_on_all.h"
 #include "tests/temp_directory.h"
 
 using namespace sherd;
@@ -174,25 +175,6 @@ void save(const Path& folder, int ranks, Way way, int steps = 2, std::uint64_t s
     go_to(t, steps, seed);
     shard::save_checkpoint(t.net, *t.optimizer, folder, world.group(), {.files = files});
   });
-}
-
-/// Its message, on one rank of those that must all have thrown.
-template <class F>
-std::string message_on_all(const World& world, F&& call) {
-  std::string message;
-  try {
-    call();
-  } catch (const CollectiveError&) {
-    throw;
-  } catch (const Error& error) {
-    message = error.what();
-  }
-  const Tensor threw = Tensor::scalar(message.empty() ? 0 : 1, {i64});
-  world.group().all_reduce(threw, ReduceOp::sum());
-  expect(threw.item<std::int64_t>() == world.size(), "{} of {} ranks threw; here '{}'",
-         threw.item<std::int64_t>(), world.size(), message);
-  expect(message.find('\n') == std::string::npos, "more than a line: '{}'", message);
-  return message;
 }
 
 /// The folder does not load, on any rank; all messages name `file`, and nothing changes.

@@ -337,6 +337,7 @@ TEST_CASE("a value that is empty is refused by its flag, but for a prompt") {
       {{"sample"}, {"--checkpoint"}},
       {{"sample", "--checkpoint", "."}, {"--device"}},
       {{"report", "."}, {"--out"}},
+      {{"merge", "."}, {"--out", "--part"}},
       {{"launch", "-n", "1"}, {"--hosts", "--events", "--mpirun-arg", "--connect-within"}}};
   for (const auto& [command, flags] : commands)
     for (const std::string& flag : flags)

@@ -1,0 +1,139 @@
+// What a checkpoint has files of.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "nn/ema.h"
+#include "nn/grad_scaler.h"
+#include "nn/optimizer.h"
+#include "shard/state_source.h"
+
+namespace sherd::shard {
+
+inline constexpr std::string_view saving = "save_checkpoint", loading = "load_checkpoint";
+
+/// Something of a run under a name of its own, by which its files are named. Loading is in three steps: what
+/// each rank may refuse for itself, what all refuse alike, and what cannot fail.
+class CheckpointPart {
+ public:
+  explicit CheckpointPart(std::string name) : name_(std::move(name)) {}
+  virtual ~CheckpointPart() = default;
+  CheckpointPart(const CheckpointPart&) = delete;
+  CheckpointPart& operator=(const CheckpointPart&) = delete;
+  const std::string& name() const { return name_; }
+  /// Whose parameters it is of; null for what is of none.
+  virtual nn::Module* model() const { return nullptr; }
+  virtual bool is_model() const { return false; }
+  virtual bool is_optimizer() const { return false; }
+
+  /// Throws for what cannot be saved.
+  virtual void check_savable() const {}
+  /// What this rank has. Collective over `ranks`.
+  virtual ShardedStateDict state(const Group& ranks) const = 0;
+
+  virtual void stage(const StateSource& from) = 0;
+  virtual void settle() {}
+  virtual void commit() = 0;
+
+ private:
+  std::string name_;
+};
+
+class ModelPart final : public CheckpointPart {
+ public:
+  ModelPart(std::string name, nn::Module& model) : CheckpointPart(std::move(name)), model_(model) {}
+  nn::Module* model() const override { return &model_; }
+  bool is_model() const override { return true; }
+  ShardedStateDict state(const Group& ranks) const override;
+  void stage(const StateSource& from) override { staged_.emplace(loading, model_, from); }
+  void commit() override { staged_->commit(), staged_.reset(); }
+
+ private:
+  nn::Module& model_;
+  std::optional<StagedModel> staged_;
+};
+
+/// By the names of the parameters in `model`.
+class OptimizerPart final : public CheckpointPart {
+ public:
+  OptimizerPart(std::string name, nn::Optimizer& optimizer, nn::Module& model)
+      : CheckpointPart(std::move(name)), optimizer_(optimizer), model_(model) {}
+  nn::Module* model() const override { return &model_; }
+  bool is_optimizer() const override { return true; }
+  void check_savable() const override { check_optimizer(optimizer_); }
+  ShardedStateDict state(const Group& ranks) const override;
+  void stage(const StateSource& from) override {
+    moments_ = staged_optimizer_state(optimizer_, from, &model_);
+  }
+  void settle() override { commit_ = optimizer_.stage_state_dict(std::move(moments_)); }
+  void commit() override { std::exchange(commit_, {})(); }
+
+ private:
+  nn::Optimizer& optimizer_;
+  nn::Module& model_;
+  nn::StateDict moments_;
+  std::function<void()> commit_;
+};
+
+/// By the names of what is averaged in `model`, which it was made of.
+class AveragePart final : public CheckpointPart {
+ public:
+  AveragePart(std::string name, nn::Ema& ema, nn::Module& model)
+      : CheckpointPart(std::move(name)), ema_(ema), model_(model) {}
+  nn::Module* model() const override { return &model_; }
+  ShardedStateDict state(const Group& ranks) const override;
+  void stage(const StateSource& from) override;
+  void commit() override;
+
+ private:
+  ShardedStateDict averages() const;
+
+  nn::Ema& ema_;
+  nn::Module& model_;
+  std::vector<std::pair<Tensor, Tensor>> copies_;  // into, from
+};
+
+/// Numbers, scalers and every rank's generator: whatever a run has beside tensors.
+class NumbersPart final : public CheckpointPart {
+ public:
+  /// Of a number that counts or one that does not, how it is read and set.
+  struct Number {
+    std::string name;
+    std::variant<std::function<std::int64_t()>, std::function<double()>> get;
+    std::variant<std::function<void(std::int64_t)>, std::function<void(double)>> set;
+  };
+
+  explicit NumbersPart(std::string name) : CheckpointPart(std::move(name)) {}
+  void add(Number number) { numbers_.push_back(std::move(number)); }
+  void add(std::string name, nn::GradScaler& scaler) { scalers_.push_back({std::move(name), &scaler, {}}); }
+  /// For the next load: the rank's place among those that load.
+  void set_rank(int rank) { rank_ = rank; }
+
+  ShardedStateDict state(const Group& ranks) const override;
+  void stage(const StateSource& from) override;
+  void settle() override;
+  void commit() override;
+  /// Another part's checksum in the save; none where the save does not have it.
+  static std::string checksum_entry(std::string_view part) { return fmt::format("saved.{}", part); }
+
+ private:
+  struct Scaler {
+    std::string name;
+    nn::GradScaler* scaler;
+    nn::StateDict state;
+  };
+  std::vector<Number> numbers_;
+  std::vector<Scaler> scalers_;
+  int rank_ = 0;
+  std::vector<Tensor> values_;
+  RandomKey random_;
+  std::vector<std::function<void()>> commits_;
+};
+
+}  // namespace sherd::shard
