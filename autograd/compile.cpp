@@ -8,6 +8,7 @@
 #include "autograd/capture/frame.h"
 #include "autograd/capture/passes/common.h"
 #include "autograd/capture/passes/dead_code.h"
+#include "autograd/capture/passes/epilogues.h"
 #include "autograd/capture/passes/fuse.h"
 #include "autograd/capture/passes/late.h"
 #include "autograd/capture/words.h"
@@ -30,9 +31,9 @@ void describe_rank(Words& words) {
 
 std::span<const Pass> passes_of(const CompileOptions& options) {
   static constexpr Pass passes[] = {
-      {"common", common}, {"dead_code", dead_code}, {"late", late}, {"fuse", fuse}};
+      {"common", common}, {"dead_code", dead_code}, {"late", late}, {"fuse", fuse}, {"epilogues", epilogues}};
   const bool makes_again = options.executor != Executor::replay || options.memory.limited();
-  const std::size_t count = options.executor == Executor::fused ? 4 : makes_again ? 3 : 2;
+  const std::size_t count = options.executor == Executor::fused ? 5 : makes_again ? 3 : 2;
   return std::span(passes, count)
       .subspan(options.common_subexpressions == CommonSubexpressions::each ? 1 : 0);
 }

@@ -1,6 +1,7 @@
 #include "autograd/capture/capture.h"
 
 #include "autograd/capture/drawing.h"
+#include "autograd/capture/passes/epilogues.h"
 #include "autograd/capture/passes/fuse.h"
 #include "autograd/capture/passes/pass.h"
 #include "autograd/capture/program.h"
@@ -44,7 +45,7 @@ Recorded record(const Step& step, const std::vector<Tensor>& inputs, std::vector
 }
 
 Program capture(const Step& step, const std::vector<Tensor>& inputs, Executor executor) {
-  static constexpr Pass fused[] = {{"fuse", fuse}};
+  static constexpr Pass fused[] = {{"fuse", fuse}, {"epilogues", epilogues}};
   std::vector<Tensor> outputs;
   Recorded recorded = record(step, inputs, outputs);
   if (executor == Executor::fused) recorded = run_passes(std::move(recorded), fused);

@@ -6,7 +6,7 @@
 #include "autograd/capture/drawing.h"
 #include "autograd/capture/resident.h"
 #include "autograd/tape.h"
-#include "runtime/fused_region.h"
+#include "runtime/fused_product.h"
 
 namespace sherd {
 namespace {
@@ -183,10 +183,12 @@ void Frame::count(CompileStats& stats) const {
     stats.ops.push_back(program.steps.size());
     for (const Program::Impl::Step& step : program.steps) {
       if (!step.op->is_view()) ++stats.launches;
-      const ops::Region* const region = ops::region_of(*step.op);
+      const ops::ProductRegion* const product = ops::product_region_of(*step.op);
+      const ops::Region* const region = product != nullptr ? product->region.get() : ops::region_of(*step.op);
       if (region == nullptr) continue;
       ++stats.regions;
-      stats.ops_in_regions += region->members.size();
+      stats.ops_in_regions += region->members.size() + (product != nullptr ? 1 : 0);
+      if (product != nullptr) stats.bytes_saved += product->bytes_of_result();
       stats.bytes_saved += region->bytes_saved();
     }
   };

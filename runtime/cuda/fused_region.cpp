@@ -15,11 +15,34 @@
 #include "runtime/cuda/nvrtc.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/cuda/region_kernels.h"
+#include "runtime/cuda/region_launch.h"
 #include "runtime/cuda/region_source.h"
 #include "runtime/log.h"
 #include "runtime/ops.h"
 
 namespace sherd::cuda {
+namespace {
+
+bool is_aligned(const Tensor& t) { return reinterpret_cast<std::uintptr_t>(t.raw()) % 16 == 0; }
+
+}  // namespace
+
+bool lies_so(const Tensor& t, const Layout& layout) { return t.strides() == layout.strides && is_aligned(t); }
+bool is_dense_and_aligned(const Tensor& t) { return t.is_contiguous() && is_aligned(t); }
+
+void launch_region(cudaKernel_t kernel, dim3 grid, dim3 block, cudaStream_t stream, void** arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = launches_early() ? 1 : 0;
+  cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+}
+
 namespace {
 
 constexpr std::int64_t most_blocks_by_rows = 1 << 16;
@@ -39,28 +62,17 @@ std::shared_ptr<const RegionPlan> plan_of(const ops::Region& region, Device devi
   return made;
 }
 
-/// As the source takes it to be.
 bool lies_as_planned(const ops::Region& region, Inputs in, Outputs out) {
-  const auto aligned = [](const Tensor& t) { return reinterpret_cast<std::uintptr_t>(t.raw()) % 16 == 0; };
   for (std::size_t i = 0; i < in.size(); ++i)
-    if (in[i].strides() != region.inputs[i].second.strides || !aligned(in[i])) return false;
+    if (!lies_so(in[i], region.inputs[i].second)) return false;
   return std::ranges::all_of(out.begin() + std::ranges::count(region.written, true), out.end(),
-                             [&](const Tensor& t) { return t.is_contiguous() && aligned(t); });
+                             is_dense_and_aligned);
 }
 
 /// `given`: as the kernel's `Given`.
 void launch(cudaKernel_t kernel, unsigned blocks, cudaStream_t stream, std::vector<std::int64_t>& given) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = threads_per_block;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = launches_early() ? 1 : 0;
   void* arguments[] = {given.data()};
-  cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+  launch_region(kernel, blocks, threads_per_block, stream, arguments);
   check_launch(ops::FusedRegion::name);
 }
 

@@ -37,13 +37,29 @@ Tensor dense_addend(const Tensor& t) {
   return t.is_contiguous() && alignment_of(t.raw()) >= 16 ? t : clone(t);
 }
 
-void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOperand& b, const Addends& add,
-              const Tensor& c) {
+SmallFactors small_factors(const Factors& f) {
+  const auto& [s, a, b, add] = f;
+  return {s.m,
+          s.n,
+          s.k,
+          a.transposed,
+          b.transposed,
+          a.ld,
+          b.ld,
+          a.batch_step,
+          b.batch_step,
+          a.data,
+          b.data,
+          raw_or_null(add.bias),
+          raw_or_null(add.residual)};
+}
+
+void multiply(const Factors& factors, const Tensor& c) {
+  const auto& [shape, a, b, add] = factors;
+  ProductShape s = shape;
   DeviceState& state = state_of(c.device());
-  if (s.k > 0 && SmallProduct::fits(s.m, s.n, s.k, s.batch)) {
-    launch_small_product({c.dtype(), s.m, s.n, s.k, s.batch, a.transposed, b.transposed, a.ld, b.ld,
-                          a.batch_step, b.batch_step, a.data, b.data, raw_or_null(add.bias),
-                          raw_or_null(add.residual), c.raw(), state.stream()});
+  if (SmallProduct::fits(s.m, s.n, s.k, s.batch)) {
+    launch_small_product({c.dtype(), small_factors(factors), s.batch, c.raw(), state.stream()});
     return check_launch("matmul");
   }
   if (s.k == 0) {
@@ -85,6 +101,28 @@ void multiply(ProductShape s, const ops::MatrixOperand& a, const ops::MatrixOper
 
 namespace {
 
+Factors factors_of(const ops::MatMul& op, Inputs in, const Shape& result) {
+  const int r = result.rank();
+  ProductShape s;
+  s.m = result[r - 2];
+  s.n = result[r - 1];
+  s.k = in[0].shape()[op.transpose_a ? r - 2 : r - 1];
+  s.batch = result.numel() / (s.m * s.n);
+  return {s, ops::matrix_operand(in[0], op.transpose_a), ops::matrix_operand(in[1], op.transpose_b)};
+}
+
+Factors factors_of(const ops::Linear&, Inputs in, const Shape& result) {
+  const Tensor& w = in[1];
+  ProductShape s;
+  s.n = w.shape()[0];
+  s.k = w.shape()[1];
+  s.m = result.numel() / s.n;
+  return {s,
+          ops::rows_operand(in[0], s.m, s.k),
+          ops::matrix_operand(w, true),
+          {dense_addend(in[2]), dense_addend(in[3])}};
+}
+
 void matmul_kernel(const void* erased, Inputs in, Outputs out) {
   const auto& op = *static_cast<const ops::MatMul*>(erased);
   const Tensor& c = out[0];
@@ -93,28 +131,22 @@ void matmul_kernel(const void* erased, Inputs in, Outputs out) {
       "matmul: {} are multiplied on the CPU alone, got operands on {}; move them there or cast them to "
       "floats",
       name_of(c.dtype()), to_string(c.device()));
-  if (c.numel() == 0) return;
-  const int r = c.rank();
-  ProductShape s;
-  s.m = c.shape()[r - 2];
-  s.n = c.shape()[r - 1];
-  s.k = in[0].shape()[op.transpose_a ? r - 2 : r - 1];
-  s.batch = c.numel() / (s.m * s.n);
-  multiply(s, ops::matrix_operand(in[0], op.transpose_a), ops::matrix_operand(in[1], op.transpose_b), {}, c);
+  if (c.numel() > 0) multiply(factors_of(op, in, c.shape()), c);
 }
 
-void linear_kernel(const void*, Inputs in, Outputs out) {
-  const Tensor &w = in[1], &y = out[0];
-  if (y.numel() == 0) return;
-  ProductShape s;
-  s.n = w.shape()[0];
-  s.k = w.shape()[1];
-  s.m = y.numel() / s.n;
-  multiply(s, ops::rows_operand(in[0], s.m, s.k), ops::matrix_operand(w, true),
-           {dense_addend(in[2]), dense_addend(in[3])}, y);
+void linear_kernel(const void* erased, Inputs in, Outputs out) {
+  const Tensor& y = out[0];
+  if (y.numel() > 0) multiply(factors_of(*static_cast<const ops::Linear*>(erased), in, y.shape()), y);
 }
 
 }  // namespace
+
+Factors factors_of(const AnyOp& op, Inputs in, const Shape& result) {
+  if (&op.kernels() == &kernel_row<ops::MatMul>())
+    return factors_of(*static_cast<const ops::MatMul*>(op.value()), in, result);
+  check<InternalError>(&op.kernels() == &kernel_row<ops::Linear>(), "{}: is no product", op.name());
+  return factors_of(*static_cast<const ops::Linear*>(op.value()), in, result);
+}
 
 void add_matmul() {
   kernel_row<ops::MatMul>().set(DeviceType::cuda, matmul_kernel);

@@ -69,7 +69,7 @@ void recurrent(const ops::Recurrent& op, Inputs in, Outputs out) {
     if (fused) {
       launch_fused_step(call, {w.raw(), in[2].raw(), nullptr, n == 0});
     } else {
-      multiply(product, {{}, before.hidden, s.features}, weight, bias, m);
+      multiply({product, {{}, before.hidden, s.features}, weight, bias}, m);
       launch_cell_step(call);
     }
   }
@@ -103,7 +103,7 @@ void recurrent_grad(const ops::RecurrentGrad& op, Inputs in, Outputs out) {
       launch_fused_grad(call, {w.raw(), nullptr, call.last ? nullptr : s.at(gm, n + 1, s.gates), call.last});
     else
       launch_cell_grad(call);
-    if (!fused || n == 0) multiply(product, {{}, s.at(gm, n, s.gates), product.k}, weight, {}, back);
+    if (!fused || n == 0) multiply({product, {{}, s.at(gm, n, s.gates), product.k}, weight}, back);
   }
   call.last = false;
   launch_cell_first(call, {out[2].raw(), op.of.has_cell() ? out[3].raw() : nullptr});

@@ -39,6 +39,15 @@ class Writing {
  public:
   explicit Writing(const Region& region) : region_(region), values_(region) {}
 
+  /// Of elements that the threads of a product have.
+  std::optional<RegionSource> run_behind(const ops::ProductRegion& product) {
+    values_.give(product.result);
+    if (!values_.look() || values_.by_rows()) return {};
+    RegionSource source = write_product(type_of(product.of_result().first));
+    if (!values_.possible()) return {};
+    return source;
+  }
+
   std::optional<RegionSource> run() {
     if (!values_.look()) return {};
     for (const Store& store : values_.stores())
@@ -171,6 +180,27 @@ class Writing {
     return {std::move(text), 1, false, pack};
   }
 
+  RegionSource write_product(std::string_view type) {
+    const std::int64_t columns = values_.columns();
+    const Elements elements = storing(columns, 1);
+    std::string text = begin() + index_type();
+    text +=
+        "extern \"C\" __global__ void __launch_bounds__(256) region(const __grid_constant__ Given given, "
+        "const "
+        "__grid_constant__ SmallFactors factors) {\nwait_for_earlier();\n";
+    text += values_.lines().head;
+    text += fmt::format(
+        "small_product_of<{0}>(factors, 0, [&](std::int64_t at_row, std::int64_t at_column, auto element) "
+        "{{\n"
+        "const {0} product = narrow<{0}>(element);\nconstexpr int V = 1;\n"
+        "[[maybe_unused]] const Index row = at_row, column = at_column, i = row * {1} + column;\n",
+        type, columns);
+    text += values_.lines().rows + elements.text();
+    if (!row_stores().empty()) text += "if (column == 0) {\n" + row_stores() + "}\n";
+    text += "});\n}\n";
+    return {std::move(text)};
+  }
+
   /// Of all rows that are stored or whose columns are summed.
   std::set<std::int64_t> all_columns() const {
     std::set<std::int64_t> all;
@@ -269,16 +299,31 @@ class Writing {
 
 }  // namespace
 
-std::optional<RegionSource> region_source(const ops::Region& region) {
-  if (region.space.shape.numel() == 0) return {};
-  std::optional<RegionSource> source = Writing(region).run();
+namespace {
+
+/// With what an application's functors need before it.
+std::optional<RegionSource> with_headers(const Region& region, std::optional<RegionSource> source) {
   if (!source) return {};
-  std::vector<std::string> headers;  // of an application, each once
-  for (const ops::Region::Member& member : region.members)
+  std::vector<std::string> headers;  // each once
+  for (const Region::Member& member : region.members)
     if (std::string text = functor_header(*member.op); std::ranges::find(headers, text) == headers.end())
       headers.push_back(std::move(text));
   for (auto header = headers.rbegin(); header != headers.rend(); ++header) source->text.insert(0, *header);
   return source;
+}
+
+}  // namespace
+
+std::optional<RegionSource> region_source(const Region& region) {
+  if (region.space.shape.numel() == 0) return {};
+  return with_headers(region, Writing(region).run());
+}
+
+std::optional<RegionSource> product_region_source(const ops::ProductRegion& product) {
+  const Region& region = *product.region;
+  if (region.space.shape.numel() == 0 || region.space.columns() != product.of_result().second.shape.back())
+    return {};
+  return with_headers(region, Writing(region).run_behind(product));
 }
 
 }  // namespace sherd::cuda

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/fused_region.h"
+#include "runtime/fused_product.h"
 
 namespace sherd::cuda {
 
@@ -41,6 +41,10 @@ struct RegionSource {
 /// None where a region is of a shape that kernels do not come in: its members then run one by one. All
 /// tensors begin at 16 bytes.
 std::optional<RegionSource> region_source(const ops::Region& region);
+
+/// The same behind a small product: a kernel `region(Given, SmallFactors)` of blocks of `small_side` by
+/// `small_side` threads, where the product's result has no tensor.
+std::optional<RegionSource> product_region_source(const ops::ProductRegion& product);
 
 /// The source of a functor of an elementwise op, `sherd::cuda::functor<NAME>(BYTES...)`; empty for an op that
 /// nobody told of, and where another kernel was put in its place.

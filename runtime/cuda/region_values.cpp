@@ -270,6 +270,10 @@ std::string RegionValues::input(std::size_t i, const Shape& shape, Loop* loop, c
   const RowSpace space = ops::space_of_member(region_.space, shape).value();
   const Lies lies = ops::lies_over(space, layout, shape).value();
   const std::string_view type = type_of(dtype);
+  if (i == given_) {
+    if (lies != Lies::full || !column.own() || by_rows_ || space.columns() != columns_) possible_ = false;
+    return "product";
+  }
   pointer(i, dtype);
   if (lies == Lies::number || lies == Lies::row) {
     const bool one = lies == Lies::number;

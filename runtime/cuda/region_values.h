@@ -80,6 +80,8 @@ class RegionValues {
   std::int64_t longest_sum() const { return longest_; }
   /// Whether what is written so far asks at which row and column it is.
   bool asks_place() const { return reads_rows_ || reads_columns_; }
+  /// Input `i` is a value that the thread has, named `product`: all elements are at the thread's own place.
+  void give(std::size_t i) { given_ = i; }
   /// Whether what is for each column is loaded before all rows.
   void hoist(bool does) { hoists_ = does; }
 
@@ -124,6 +126,7 @@ class RegionValues {
 
   const ops::Region& region_;
   std::size_t inputs_, tensors_ = 0;
+  std::size_t given_ = ~std::size_t{0};
   std::vector<Info> infos_;
   std::map<std::uint32_t, std::vector<std::size_t>> writers_;  // members, by the value that they write
   std::vector<Store> stores_;

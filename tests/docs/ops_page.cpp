@@ -192,7 +192,7 @@ std::set<std::string> kernels_in_sources(const fs::path& root, const std::string
     }
   }
   types.erase("Where");        // elementwise
-  types.erase("FusedRegion");  // in no list: passes make it of ops
+  for (const char* made : {"FusedRegion", "FusedProduct"}) types.erase(made);  // in no list: passes make them
   return types;
 }
 

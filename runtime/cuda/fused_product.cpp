@@ -1,0 +1,88 @@
+// Small products with regions behind them, as kernels that are compiled while the program runs.
+#include "runtime/fused_product.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "runtime/cuda/check.h"
+#include "runtime/cuda/kernels.h"
+#include "runtime/cuda/nvrtc.h"
+#include "runtime/cuda/product.h"
+#include "runtime/cuda/rank.h"
+#include "runtime/cuda/region_kernels.h"
+#include "runtime/cuda/region_launch.h"
+#include "runtime/cuda/region_source.h"
+#include "runtime/cuda/small_product.h"
+#include "runtime/ops/linear.h"
+#include "runtime/ops/matmul.h"
+
+namespace sherd::cuda {
+namespace {
+
+struct ProductPlan {
+  std::optional<RegionSource> source;
+  std::shared_ptr<const RegionKernel> kernel{};
+};
+
+std::shared_ptr<const ProductPlan> plan_of(const ops::ProductRegion& product, Device device) {
+  if (const auto known = product.plan.load(std::memory_order_acquire))
+    return std::static_pointer_cast<const ProductPlan>(known);
+  const auto made = std::make_shared<ProductPlan>(ProductPlan{product_region_source(product)});
+  if (made->source) made->kernel = region_kernel(made->source->text, device.index);
+  product.plan.store(made, std::memory_order_release);
+  return made;
+}
+
+bool lies_as_planned(const ops::ProductRegion& of, Inputs in, Outputs out) {
+  for (std::size_t i = 0, next = of.operands; i < of.region->inputs.size(); ++i)
+    if (i != of.result && !lies_so(in[next++], of.region->inputs[i].second)) return false;
+  return std::ranges::all_of(out, is_dense_and_aligned);
+}
+
+void fused_product(const ops::FusedProduct& op, Inputs in, Outputs out) {
+  const ops::ProductRegion& of = *op.of;
+  const Device device = out[0].device();
+  if (!lies_as_planned(of, in, out)) return op.run(in, out);
+  const std::shared_ptr<const ProductPlan> plan = plan_of(of, device);
+  if (!plan->source) return op.run(in, out);
+  if (state_of(device).recording()) plan->kernel->wait();  // what is recorded stays so
+  const cudaKernel_t kernel = plan->kernel->get();
+  if (kernel == nullptr) return op.run(in, out);
+  const Factors factors = factors_of(*of.product, in.first(of.operands), of.of_result().second.shape);
+  SmallFactors small = small_factors(factors);
+  std::vector<std::int64_t> given;
+  for (std::size_t i = 0, next = of.operands; i < of.region->inputs.size(); ++i)
+    given.push_back(i == of.result ? 0 : std::bit_cast<std::int64_t>(in[next++].raw()));
+  for (const Tensor& t : out) given.push_back(std::bit_cast<std::int64_t>(t.raw()));
+  given.push_back(small.m);
+  const auto parts = [](std::int64_t n) { return static_cast<unsigned>(blocks_of(n, small_side)); };
+  void* arguments[] = {given.data(), &small};
+  launch_region(kernel, dim3(parts(small.n), parts(small.m)), dim3(small_side, small_side), stream_of(device),
+                arguments);
+  check_launch(ops::FusedProduct::name);
+}
+
+/// Of a product of matrices, not of batches of them.
+bool takes_region(const AnyOp& product, SpecSpan in) {
+  static const Kernel own[] = {kernel_row<ops::MatMul>().on(DeviceType::cuda),
+                               kernel_row<ops::Linear>().on(DeviceType::cuda)};
+  const bool multiplies = &product.kernels() == &kernel_row<ops::MatMul>(),
+             is_linear = &product.kernels() == &kernel_row<ops::Linear>();
+  if ((!multiplies && !is_linear) || product.kernels().on(DeviceType::cuda) != own[is_linear ? 1 : 0] ||
+      !is_floating(in[0].dtype) || in[0].dtype != in[1].dtype || in[1].shape.rank() != 2 || !has_nvrtc())
+    return false;
+  const Shape &a = in[0].shape, &b = in[1].shape;
+  if (is_linear) return SmallProduct::fits(a.numel() / std::max<std::int64_t>(1, b[1]), b[0], b[1], 1);
+  const auto& op = *static_cast<const ops::MatMul*>(product.value());
+  return a.rank() == 2 && SmallProduct::fits(a[op.transpose_a ? 1 : 0], b[op.transpose_b ? 0 : 1],
+                                             a[op.transpose_a ? 0 : 1], 1);
+}
+
+}  // namespace
+
+void add_fused_product() {
+  add_kernel<fused_product>(DeviceType::cuda);
+  ops::set_takes_region(DeviceType::cuda, takes_region);
+}
+
+}  // namespace sherd::cuda
