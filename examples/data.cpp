@@ -48,6 +48,11 @@ struct Training {
   nn::Adam optimizer{model.parameters(), {.lr = 2e-2}};
   nn::EpochSampler sampler{x.size(0), {.batch = 32, .last = nn::LastBatch::keep}};
 
+  shard::RunState state() {
+    shard::RunState run;
+    run.add("model", model).add("optimizer", optimizer, model).add("sampler", sampler);
+    return run;
+  }
   double step() {
     const std::vector<std::int64_t> samples = sampler.next();
     const Tensor at = Tensor::from(samples, {std::ssize(samples)});
@@ -80,21 +85,14 @@ int main(int argc, char** argv) {
   if (argc > 1) training.model.load_state_dict(nn::load_state(argv[1]));
   for (int epoch = 0; epoch < 8; ++epoch) std::printf("loss.%d %.9g\n", epoch, training.epoch());
 
-  // In the middle of an epoch, all that there is to save: parameters, the optimizer's state, the number of
-  // the step.
+  // In the middle of an epoch, all that the run goes on from.
   for (int step = 0; step < 2; ++step) training.step();
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / ("sherd-data-" + std::to_string(getpid()));
-  std::filesystem::create_directory(folder);
-  nn::save_state(folder / "model.safetensors", training.model.state_dict());
-  nn::save_state(folder / "optimizer.safetensors", training.optimizer.state_dict(),
-                 {{"step", std::to_string(training.sampler.step())}});
+  shard::save_checkpoint(training.state(), folder, {});
 
   Training resumed{x, y};
-  resumed.model.load_state_dict(nn::load_state(folder / "model.safetensors"));
-  resumed.optimizer.load_state_dict(nn::load_state(folder / "optimizer.safetensors"));
-  const SafetensorsFile saved(folder / "optimizer.safetensors");
-  resumed.sampler.set_step(std::stoll(saved.metadata().at("step")));
+  shard::load_checkpoint(resumed.state(), folder, {});
   const double last = training.epoch(), again = resumed.epoch();
   std::printf("loss.last %.9g\n", last);
   std::printf("gap.norm %.9g\n", norm(training.model.gap).item());

@@ -74,7 +74,8 @@ void save_checkpoint(const RunState& run, const FileSystem::Path& folder, const 
   save_parts(run.impl_->all(), folder, ranks, options);
 }
 
-void load_checkpoint(RunState& run, const FileSystem::Path& folder, const Group& ranks, FileSystem& files) {
+void load_checkpoint(const RunState& run, const FileSystem::Path& folder, const Group& ranks,
+                     FileSystem& files) {
   run.impl_->numbers.set_rank(RankOfGroup(ranks).rank);
   load_parts(run.impl_->all(), folder, ranks, files);
 }

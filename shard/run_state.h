@@ -61,8 +61,8 @@ class SHERD_API RunState {
  private:
   friend SHERD_API void save_checkpoint(const RunState& run, const FileSystem::Path& folder,
                                         const Group& ranks, const CheckpointOptions& options);
-  friend SHERD_API void load_checkpoint(RunState& run, const FileSystem::Path& folder, const Group& ranks,
-                                        FileSystem& files);
+  friend SHERD_API void load_checkpoint(const RunState& run, const FileSystem::Path& folder,
+                                        const Group& ranks, FileSystem& files);
   RunState& add_count(std::string name, std::function<std::int64_t()> get,
                       std::function<void(std::int64_t)> set);
   std::unique_ptr<Impl> impl_;
@@ -78,7 +78,7 @@ SHERD_API void save_checkpoint(const RunState& run, const FileSystem::Path& fold
 /// from a stream derived from the first one's generator. Parts that the folder has besides are left alone; a
 /// part or a number that it lacks, and numbers that nobody asks for, are refused by name. Collective; nothing
 /// is changed on any rank where one throws.
-SHERD_API void load_checkpoint(RunState& run, const FileSystem::Path& folder, const Group& ranks,
+SHERD_API void load_checkpoint(const RunState& run, const FileSystem::Path& folder, const Group& ranks,
                                FileSystem& files = posix_file_system());
 
 }  // namespace sherd::shard
