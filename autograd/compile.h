@@ -30,8 +30,8 @@ enum class ManagedParameters : std::uint8_t { guarded, trusted };
 enum class ShardingHooks : std::uint8_t { around, inside };
 
 /// How many bytes a call and its backward may take at a time: values between their ops, what crosses from the
-/// one to the other, results and gradients; not what they are given, nor what a kernel takes for itself while
-/// it runs. Where there is a budget a program's first call keeps what eager code would. When its first
+/// one to the other, results and gradients; not what they are given, what the caller has of results by the
+/// backward or of gradients that are its own, nor what a kernel takes for itself while it runs. Where there is a budget a program's first call keeps what eager code would. When its first
 /// backward is known the cheapest choice of what is kept is sought that fits, packed, in both; the rest,
 /// products too, the backward makes again where it needs it. The first backward throws ValueError with the
 /// least that is possible where nothing fits.

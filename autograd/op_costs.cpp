@@ -26,10 +26,13 @@ class Stopwatch final : public Listener {
     for (const Tensor& t : out)
       if (t.defined()) backend(t.device().type).synchronize(t.device());
     const Clock::duration time = Clock::now() - last_;
-    Specs specs;
-    for (const Tensor& t : in) specs.push_back(t.defined() ? t.spec() : Spec::none());
+    const auto specs_of = [](Inputs tensors) {
+      Specs specs;
+      for (const Tensor& t : tensors) specs.push_back(t.defined() ? t.spec() : Spec::none());
+      return specs;
+    };
     if (!op.is_view())
-      times[cost_key(op, specs)].push_back(
+      times[cost_key(op, specs_of(in), specs_of(Inputs(out.begin(), out.size())))].push_back(
           std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
     last_ = Clock::now();
   }
@@ -70,12 +73,13 @@ OpCosts OpCosts::read(const std::filesystem::path& path) {
     std::int64_t time = 0;
     const auto [behind, error] = std::from_chars(line.data(), line.data() + line.size(), time);
     const std::size_t digits = static_cast<std::size_t>(behind - line.data());
-    const bool good = number == 0 ? line == header
-                                  : error == std::errc() && time >= 0 && end != rest.npos &&
-                                        digits + 1 < line.size() && line[digits] == ' ';
+    const bool is_entry =
+        error == std::errc() && time >= 0 && digits + 1 < line.size() && line[digits] == ' ';
+    const bool good =
+        end != rest.npos &&
+        (number == 0 ? line == header : is_entry && times->emplace(line.substr(digits + 1), time).second);
     check<ValueError>(good, "OpCosts: line {} of {} is not of a file that OpCosts::write made; measure anew",
                       number + 1, path.string());
-    if (number > 0) times->insert_or_assign(std::string(line.substr(digits + 1)), time);
   }
   check<ValueError>(number > 0, "OpCosts: {} is empty; measure anew", path.string());
   OpCosts costs;

@@ -14,15 +14,16 @@
 
 namespace sherd {
 
-/// Times of ops, each by device, fields (of random ones without their key), dtypes and shapes of its inputs.
-/// They are of the machine on which they were measured.
+/// Times of ops, each by device, fields (of random ones without their key), dtypes and shapes of its inputs,
+/// or without any of its results. They are of the machine on which they were measured.
 class SHERD_API OpCosts {
  public:
   /// None is measured: estimates from bytes and operations stand.
   OpCosts() = default;
   /// Calls `step` once and then `rounds` times more, and takes each op's median time in these, forward and
   /// backward. The device is waited for behind each op, and what the host does before an op is part of it: of
-  /// small ops it is all. ValueError for no rounds.
+  /// small ops it is all. Of code that is called as it is: compiled calls and replays tell of none of their
+  /// ops. ValueError for no rounds.
   static OpCosts measure(const std::function<void()>& step, int rounds = 5);
   /// What `write` wrote. FileError where it cannot be read; ValueError that names the line which is not of
   /// such a file.
@@ -31,7 +32,7 @@ class SHERD_API OpCosts {
   void write(const std::filesystem::path& path) const;
 
   std::size_t size() const { return times_ ? times_->size() : 0; }
-  /// Of an op by its line in the file, "cpu matmul(f32 (8, 3), f32 (3, 4))"; none where it was not measured.
+  /// Of an op by its line in the file, "cpu square(f32 (8, 3))"; none where it was not measured.
   std::optional<std::int64_t> nanoseconds(std::string_view op) const;
 
  private:

@@ -426,6 +426,7 @@ std::function<void()> Optimizer::stage_state_dict(StateDict given) {
   const MemoryScope held(MemoryUse::optimizer);
   std::unordered_map<std::string, Tensor> from = by_name(std::move(given));
   std::unordered_map<const void*, Slots> state;
+  std::vector<Parameter> anew;  // whose state may begin with what they are by then
   std::size_t index = 0, used = 0;
   const auto take = [&](const std::string& name, Tensor& into, const Parameter* p = nullptr) {
     const auto found = from.find(name);
@@ -494,7 +495,7 @@ std::function<void()> Optimizer::stage_state_dict(StateDict given) {
           }
           state.emplace(p.id(), std::move(slots));
         } else if (state_.contains(p.id()))
-          state.emplace(p.id(), first_state(p));
+          anew.push_back(p);
         ++index;
       }
     check<ValueError>(used == from.size(),
@@ -505,11 +506,13 @@ std::function<void()> Optimizer::stage_state_dict(StateDict given) {
     throw;
   }
   swap_numbers();
-  return [this, numbers = std::move(numbers), before, names, state = std::move(state)]() mutable {
+  return [this, numbers = std::move(numbers), before, names, state = std::move(state),
+          anew = std::move(anew)]() mutable {
     const NoGrad guard;
     const MemoryScope held(MemoryUse::optimizer);
     for (const auto& [tensor, value] : numbers) write_number(tensor, value);
     if (names != before) state_ = arranged(before, names);
+    for (const Parameter& p : anew) state.emplace(p.id(), first_state(p));
     for (const Group& group : groups_)
       for (const Parameter& p : group.params) p.step_count().state = 0;
     // Into the memory that is there, which captured steps know.

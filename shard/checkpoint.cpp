@@ -49,29 +49,29 @@ std::uint64_t number_of(std::string_view checksum) {
   return number;
 }
 
-/// A state to save, and what its files are named by.
+/// A state to save.
 struct Named {
-  std::string_view what;
+  const CheckpointPart* part;
   ShardedStateDict state;
 };
 
-/// This rank's parts. The only rank's numbers come last, and say beside which files they are.
+/// This rank's parts. The only rank's numbers come last, and say beside which files they are; its optimizers
+/// say beside which model.
 void write_parts(const Path& partial, std::span<Named> states, const RankOfGroup& me, FileSystem& files) {
   DirectoryWriter writer(files, partial);
-  std::string beside;
-  std::vector<std::pair<std::string, std::uint64_t>> written;
+  std::vector<std::pair<const CheckpointPart*, std::string>> written;  // and their checksums
   for (Named& named : states) {
-    if (named.what == run_name)
-      for (const auto& [part, checksum] : written)
-        named.state.push_back(
-            {NumbersPart::checksum_entry(part), Shape{}, 0,
-             Tensor::from(std::vector{std::bit_cast<std::int64_t>(checksum)}, {1}, Device::cpu()), 0, 0});
-    writer.add(part_name(named.what, me.rank, me.ranks),
+    std::string beside;
+    for (const auto& [part, checksum] : written) {
+      if (named.part->name() == run_name)
+        named.state.push_back(NumbersPart::of_part(part->name(), number_of(checksum)));
+      if (named.part->is_optimizer() && part->is_model() && part->model() == named.part->model())
+        beside = checksum;
+    }
+    writer.add(part_name(named.part->name(), me.rank, me.ranks),
                [&](OutputFile& file) { write_part(file, named.state, me.rank, beside); });
-    if (me.ranks > 1 || &named == &states.back()) continue;
-    const std::string checksum = signature_of(partial, named.what, files).checksum;
-    written.emplace_back(named.what, number_of(checksum));
-    if (beside.empty()) beside = checksum;
+    if (me.ranks == 1 && &named != &states.back())
+      written.emplace_back(named.part, signature_of(partial, named.part->name(), files).checksum);
   }
 }
 
@@ -81,12 +81,12 @@ void finish(PendingDirectory& pending, const Path& partial, std::span<const Name
   DirectoryWriter writer(options.files, partial);
   if (ranks > 1) {
     std::vector<std::string_view> what;
-    for (const Named& named : states) what.push_back(named.what);
+    for (const Named& named : states) what.push_back(named.part->name());
     const std::string index = index_of(partial, what, ranks, options.files);
     writer.add(index_name, [&](OutputFile& file) { file.write(index); });
   }
   for (const Named& named : states) {
-    const SavedState written(partial, named.what, options.files);
+    const SavedState written(partial, named.part->name(), options.files);
     for (const ShardedTensor& t : named.state)
       check<ValueError>(written.find(t.name) != nullptr,
                         "save_checkpoint: the {} ranks of the call do not hold '{}'; give the group of all "
@@ -150,24 +150,54 @@ void check_beside_numbers(const SavedState& saved, std::string_view part, const 
 class OpenParts {
  public:
   OpenParts(std::span<CheckpointPart* const> parts, const Path& folder, FileSystem& files) : parts_(parts) {
+    if (has_numbers())
+      check<ValueError>(files.exists(folder / part_name(run_name, 0, 1)) || files.exists(folder / index_name),
+                        "checkpoint: '{}': was saved without a RunState; load its model and optimizer, or "
+                        "whichever of them it has, without one",
+                        shown(folder.string(), 300));
     for (const CheckpointPart* part : parts) saved_.emplace_back(folder, part->name(), files);
     for (std::size_t i = 0; i < parts.size(); ++i) check_beside(i);
   }
   const SavedState& operator[](std::size_t i) const { return saved_[i]; }
   /// That by which the save is known: of the numbers, or of the first part.
-  const SavedState& key() const { return parts_.back()->name() == run_name ? saved_.back() : saved_.front(); }
+  const SavedState& key() const { return has_numbers() ? saved_.back() : saved_.front(); }
 
  private:
+  bool has_numbers() const { return parts_.back()->name() == run_name; }
   void check_beside(std::size_t i) const {
-    if (parts_.back()->name() == run_name && i + 1 < parts_.size())
-      check_beside_numbers(saved_[i], parts_[i]->name(), saved_.back());
-    else if (parts_[i]->is_optimizer() && i == 1 && parts_[0]->is_model())
-      saved_[i].check_beside(saved_[0]);
+    if (has_numbers()) {
+      if (i + 1 < parts_.size()) check_beside_numbers(saved_[i], parts_[i]->name(), saved_.back());
+      return;
+    }
+    for (std::size_t k = 0; k < parts_.size() && parts_[i]->is_optimizer(); ++k)
+      if (parts_[k]->is_model() && parts_[k]->model() == parts_[i]->model())
+        saved_[i].check_beside(saved_[k]);
   }
 
   std::span<CheckpointPart* const> parts_;
   std::deque<SavedState> saved_;
 };
+
+/// Models first: an optimizer's state may begin with their values.
+std::vector<CheckpointPart*> in_order(std::span<CheckpointPart* const> parts) {
+  std::vector<CheckpointPart*> ordered(parts.begin(), parts.end());
+  std::ranges::stable_partition(ordered, [](const CheckpointPart* part) { return part->is_model(); });
+  return ordered;
+}
+
+/// ValueError on all ranks where one has other parts, or in another order.
+void check_alike(std::span<CheckpointPart* const> parts, const Group& ranks, std::string_view call) {
+  std::string names;
+  for (const CheckpointPart* part : parts) names += part->description() + " ";
+  const std::vector<std::uint64_t> all =
+      together_all(ranks, call, [&] { return std::uint64_t{std::hash<std::string>{}(names)}; });
+  const auto other = std::ranges::find_if(all, [&](std::uint64_t hash) { return hash != all[0]; });
+  check<ValueError>(
+      other == all.end(),
+      "{}: rank {} has other parts than rank 0; here they are {}; add the same ones in the same "
+      "order on all ranks",
+      call, other - all.begin(), names);
+}
 
 /// The models whose values are parts.
 std::vector<nn::Module*> models_of(std::span<CheckpointPart* const> parts) {
@@ -179,15 +209,17 @@ std::vector<nn::Module*> models_of(std::span<CheckpointPart* const> parts) {
 
 }  // namespace
 
-void save_parts(std::span<CheckpointPart* const> parts, const Path& folder, const Group& ranks,
+void save_parts(std::span<CheckpointPart* const> given, const Path& folder, const Group& ranks,
                 const CheckpointOptions& options) {
   const NoGrad guard;
+  const std::vector<CheckpointPart*> parts = in_order(given);
+  if (parts.back()->name() == run_name) check_alike(parts, ranks, saving);
   for (nn::Module* model : models_of(parts)) check_steps(*model);
   together(ranks, saving, [&] {
     for (const CheckpointPart* part : parts) part->check_savable();
   });
   std::vector<Named> states;
-  for (const CheckpointPart* part : parts) states.push_back({part->name(), part->state(ranks)});
+  for (const CheckpointPart* part : parts) states.push_back({part, part->state(ranks)});
   for (nn::Module* model : models_of(parts)) {
     const bool stepped = std::ranges::any_of(
         parts, [&](const CheckpointPart* part) { return part->is_optimizer() && part->model() == model; });
@@ -197,8 +229,11 @@ void save_parts(std::span<CheckpointPart* const> parts, const Path& folder, cons
   for (nn::Module* model : models_of(parts)) remember_checkpoint(*model, folder.string());
 }
 
-void load_parts(std::span<CheckpointPart* const> parts, const Path& folder, const Group& ranks,
-                FileSystem& files) {
+namespace {
+
+/// Reads and checks all; then the parts have taken what can still be refused.
+void stage_parts(std::span<CheckpointPart* const> parts, const Path& folder, const Group& ranks,
+                 FileSystem& files) {
   std::vector<Path> paths(parts.size());
   Path key;
   const std::vector<std::uint64_t> saves = together_all(ranks, loading, [&] {
@@ -215,6 +250,20 @@ void load_parts(std::span<CheckpointPart* const> parts, const Path& folder, cons
   together(ranks, loading, [&] {
     for (std::size_t i = 0; i < parts.size(); ++i) naming(paths[i], [&] { parts[i]->settle(); });
   });
+}
+
+}  // namespace
+
+void load_parts(std::span<CheckpointPart* const> given, const Path& folder, const Group& ranks,
+                FileSystem& files) {
+  const std::vector<CheckpointPart*> parts = in_order(given);
+  if (parts.back()->name() == run_name) check_alike(parts, ranks, loading);
+  try {
+    stage_parts(parts, folder, ranks, files);
+  } catch (...) {
+    for (CheckpointPart* part : parts) part->undo();
+    throw;
+  }
   for (CheckpointPart* part : parts) part->commit();
   for (nn::Module* model : models_of(parts)) remember_checkpoint(*model, folder.string());
 }

@@ -40,6 +40,10 @@ class CheckpointPart {
   virtual void stage(const StateSource& from) = 0;
   virtual void settle() {}
   virtual void commit() = 0;
+  /// In place of `commit`: all is as before `stage`.
+  virtual void undo() = 0;
+  /// What of it is the same on all ranks, in a word.
+  virtual std::string description() const { return name_; }
 
  private:
   std::string name_;
@@ -53,6 +57,7 @@ class ModelPart final : public CheckpointPart {
   ShardedStateDict state(const Group& ranks) const override;
   void stage(const StateSource& from) override { staged_.emplace(loading, model_, from); }
   void commit() override { staged_->commit(), staged_.reset(); }
+  void undo() override { staged_.reset(); }
 
  private:
   nn::Module& model_;
@@ -73,6 +78,7 @@ class OptimizerPart final : public CheckpointPart {
   }
   void settle() override { commit_ = optimizer_.stage_state_dict(std::move(moments_)); }
   void commit() override { std::exchange(commit_, {})(); }
+  void undo() override { moments_ = {}, commit_ = {}; }
 
  private:
   nn::Optimizer& optimizer_;
@@ -90,6 +96,7 @@ class AveragePart final : public CheckpointPart {
   ShardedStateDict state(const Group& ranks) const override;
   void stage(const StateSource& from) override;
   void commit() override;
+  void undo() override { copies_.clear(); }
 
  private:
   ShardedStateDict averages() const;
@@ -117,10 +124,14 @@ class NumbersPart final : public CheckpointPart {
 
   ShardedStateDict state(const Group& ranks) const override;
   void stage(const StateSource& from) override;
+  /// Sets the numbers, since whoever counts may refuse one.
   void settle() override;
   void commit() override;
-  /// Another part's checksum in the save; none where the save does not have it.
+  void undo() override;
+  std::string description() const override;
+  /// Another part's checksum in the save, and its entry there.
   static std::string checksum_entry(std::string_view part) { return fmt::format("saved.{}", part); }
+  static ShardedTensor of_part(std::string_view part, std::uint64_t checksum);
 
  private:
   struct Scaler {
@@ -133,7 +144,7 @@ class NumbersPart final : public CheckpointPart {
   int rank_ = 0;
   std::vector<Tensor> values_;
   RandomKey random_;
-  std::vector<std::function<void()>> commits_;
+  std::vector<std::function<void()>> commits_, undos_;
 };
 
 }  // namespace sherd::shard

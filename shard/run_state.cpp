@@ -38,20 +38,25 @@ RunState::~RunState() = default;
 RunState::RunState(RunState&&) noexcept = default;
 RunState& RunState::operator=(RunState&&) noexcept = default;
 
+RunState::Impl& RunState::impl() const {
+  check<StateError>(impl_ != nullptr, "RunState: it was moved from; use the one that it was moved to");
+  return *impl_;
+}
+
 RunState& RunState::add(std::string name, nn::Module& model) {
-  impl_->parts.push_back(std::make_unique<ModelPart>(impl_->take(std::move(name)), model));
+  impl().parts.push_back(std::make_unique<ModelPart>(impl().take(std::move(name)), model));
   return *this;
 }
 RunState& RunState::add(std::string name, nn::Optimizer& optimizer, nn::Module& model) {
-  impl_->parts.push_back(std::make_unique<OptimizerPart>(impl_->take(std::move(name)), optimizer, model));
+  impl().parts.push_back(std::make_unique<OptimizerPart>(impl().take(std::move(name)), optimizer, model));
   return *this;
 }
 RunState& RunState::add(std::string name, nn::Ema& ema, nn::Module& model) {
-  impl_->parts.push_back(std::make_unique<AveragePart>(impl_->take(std::move(name)), ema, model));
+  impl().parts.push_back(std::make_unique<AveragePart>(impl().take(std::move(name)), ema, model));
   return *this;
 }
 RunState& RunState::add(std::string name, nn::GradScaler& scaler) {
-  impl_->numbers.add(impl_->take(std::move(name)), scaler);
+  impl().numbers.add(impl().take(std::move(name)), scaler);
   return *this;
 }
 RunState& RunState::add(std::string name, std::int64_t& number) {
@@ -59,25 +64,25 @@ RunState& RunState::add(std::string name, std::int64_t& number) {
       std::move(name), [&number] { return number; }, [&number](std::int64_t to) { number = to; });
 }
 RunState& RunState::add(std::string name, double& number) {
-  impl_->numbers.add({impl_->take(std::move(name)), std::function<double()>([&number] { return number; }),
+  impl().numbers.add({impl().take(std::move(name)), std::function<double()>([&number] { return number; }),
                       std::function<void(double)>([&number](double to) { number = to; })});
   return *this;
 }
 RunState& RunState::add_count(std::string name, std::function<std::int64_t()> get,
                               std::function<void(std::int64_t)> set) {
-  impl_->numbers.add({impl_->take(std::move(name)), std::move(get), std::move(set)});
+  impl().numbers.add({impl().take(std::move(name)), std::move(get), std::move(set)});
   return *this;
 }
 
 void save_checkpoint(const RunState& run, const FileSystem::Path& folder, const Group& ranks,
                      const CheckpointOptions& options) {
-  save_parts(run.impl_->all(), folder, ranks, options);
+  save_parts(run.impl().all(), folder, ranks, options);
 }
 
 void load_checkpoint(const RunState& run, const FileSystem::Path& folder, const Group& ranks,
                      FileSystem& files) {
-  run.impl_->numbers.set_rank(RankOfGroup(ranks).rank);
-  load_parts(run.impl_->all(), folder, ranks, files);
+  run.impl().numbers.set_rank(RankOfGroup(ranks).rank);
+  load_parts(run.impl().all(), folder, ranks, files);
 }
 
 }  // namespace sherd::shard

@@ -24,10 +24,11 @@ namespace sherd::shard {
 
 /// What counts steps, as samplers and loaders do.
 template <class T>
-concept CountsSteps = requires(T& t, const T& c, std::int64_t step) {
-  { c.step() } -> std::same_as<std::int64_t>;
-  t.set_step(step);
-};
+concept CountsSteps = !std::derived_from<T, nn::Module> && !std::derived_from<T, nn::Optimizer> &&
+                      requires(T& t, const T& c, std::int64_t step) {
+                        { c.step() } -> std::same_as<std::int64_t>;
+                        t.set_step(step);
+                      };
 
 /// What a run goes on from, each under a name. Refers to all of it, which must outlive this. ValueError for a
 /// name that is there already, is "run" or "index", or has other characters than letters, digits, '_' and
@@ -63,21 +64,22 @@ class SHERD_API RunState {
                                         const Group& ranks, const CheckpointOptions& options);
   friend SHERD_API void load_checkpoint(const RunState& run, const FileSystem::Path& folder,
                                         const Group& ranks, FileSystem& files);
+  Impl& impl() const;  ///< StateError once it was moved from
   RunState& add_count(std::string name, std::function<std::int64_t()> get,
                       std::function<void(std::int64_t)> set);
   std::unique_ptr<Impl> impl_;
 };
 
 /// Writes all of it as one checkpoint: files NAME.* of each model, optimizer and average, and run.* of
-/// numbers, scalers, and the generator of every rank. Collective; errors and what a crash leaves as of the
-/// other `save_checkpoint`. Models and optimizers alone load from it too, under the names "model" and
-/// "optimizer".
+/// numbers, scalers, and the generator of every rank. All ranks have the same parts, in the same order.
+/// Collective; errors and what a crash leaves as of the other `save_checkpoint`. Models and optimizers alone
+/// load from it too, under the names "model" and "optimizer".
 SHERD_API void save_checkpoint(const RunState& run, const FileSystem::Path& folder, const Group& ranks,
                                const CheckpointOptions& options = {});
-/// Reads all of it back, on these ranks or any others, in any layout; a rank beyond those that saved draws
-/// from a stream derived from the first one's generator. Parts that the folder has besides are left alone; a
-/// part or a number that it lacks, and numbers that nobody asks for, are refused by name. Collective; nothing
-/// is changed on any rank where one throws.
+/// Reads all of it back, on these ranks or any others, in any layout. A rank beyond those that saved has
+/// their generator where all of them had the same one, else one derived from the first one's. Parts that the
+/// folder has besides are left alone; a part or a number that it lacks, and numbers that nobody asks for, are
+/// refused by name. Collective; nothing is changed on any rank where one throws.
 SHERD_API void load_checkpoint(const RunState& run, const FileSystem::Path& folder, const Group& ranks,
                                FileSystem& files = posix_file_system());
 

@@ -40,12 +40,15 @@ std::int64_t estimate(const Trace& trace, const TracedOp& traced) {
 }
 
 std::string key_of(const Trace& trace, const TracedOp& traced) {
-  Specs inputs;
-  for (const TracedTensor& t : traced.in)
-    inputs.push_back(t.storage == TracedTensor::none
-                         ? Spec::none()
-                         : Spec{t.layout.shape, t.dtype, trace.storages[t.storage].device});
-  return cost_key(*traced.op, inputs);
+  const auto specs_of = [&](const auto& tensors) {
+    Specs specs;
+    for (const TracedTensor& t : tensors)
+      specs.push_back(t.storage == TracedTensor::none
+                          ? Spec::none()
+                          : Spec{t.layout.shape, t.dtype, trace.storages[t.storage].device});
+    return specs;
+  };
+  return cost_key(*traced.op, specs_of(traced.in), specs_of(traced.out));
 }
 
 }  // namespace
@@ -56,16 +59,17 @@ bool is_light(const TracedOp& traced) {
   return ops::effort_of(*traced.op) || ops::row_sum(*traced.op, in.layout.shape, in.dtype);
 }
 
-std::string cost_key(const AnyOp& op, SpecSpan inputs) {
-  std::string key;
+std::string cost_key(const AnyOp& op, SpecSpan inputs, SpecSpan outputs) {
+  std::string list;
   DeviceType device = DeviceType::cpu;
-  for (const Spec& spec : inputs) {
+  for (const Spec& spec : inputs.empty() ? outputs : inputs) {
     if (!spec.is_none() && spec.device.type != DeviceType::cpu) device = spec.device.type;
-    key += key.empty() ? "" : ", ";
-    key += spec.is_none() ? "none" : fmt::format("{} {}", spec.dtype, spec.shape);
+    list += list.empty() ? "" : ", ";
+    list += spec.is_none() ? "none" : fmt::format("{} {}", spec.dtype, spec.shape);
   }
   const std::string text = op.random_key() != nullptr ? op.keep_drawing({})->text() : op.text();
-  return fmt::format("{} {}({})", device == DeviceType::cuda ? "cuda" : "cpu", text, key);
+  return fmt::format("{} {}{}", device == DeviceType::cuda ? "cuda" : "cpu", text,
+                     inputs.empty() ? "() : " + list : "(" + list + ")");
 }
 
 std::vector<std::int64_t> costs_of(const Trace& trace, const OpCosts& measured) {

@@ -19,7 +19,7 @@ bool is_light(const TracedOp& traced);
 /// by the estimates of all that it knows of the trace.
 std::vector<std::int64_t> costs_of(const Trace& trace, const OpCosts& measured);
 
-/// By which `OpCosts` knows an op.
-std::string cost_key(const AnyOp& op, SpecSpan inputs);
+/// By which `OpCosts` knows an op: of one without inputs by what it makes.
+std::string cost_key(const AnyOp& op, SpecSpan inputs, SpecSpan outputs);
 
 }  // namespace sherd

@@ -29,9 +29,9 @@ struct Frame::Fitting {
     std::vector<KeptFrom> kept;  // of the frame, and what is kept besides
     Recorded recorded;           // the backward, before the passes
     std::unique_ptr<Program::Impl> forward, backward;
-    std::vector<std::uint32_t> reads;                // numbers of what is kept
-    std::int64_t peak = 0, peak_without_copies = 0;  // in bytes
-    std::int64_t cost = 0;                           // of what is made again
+    std::vector<std::uint32_t> reads;  // numbers of what is kept
+    std::int64_t peak = 0;             // in bytes
+    std::int64_t cost = 0;             // of what is made again
   };
 
   static constexpr std::uint32_t none = TracedTensor::none;
@@ -54,9 +54,7 @@ struct Frame::Fitting {
         .cheapest(0);
   }
 
-  /// Where it takes more than `limit`, but not much, values are made again for each use, as far as that
-  /// helps.
-  Candidate attempt(Partitioning::Choice choice, std::int64_t limit) const {
+  Candidate attempt(Partitioning::Choice choice) const {
     Candidate made{std::move(choice), {}, frame.kept_, {}, {}, {}, {}};
     made.parts = values.made_again(made.choice);
     made.cost = values.cost(made.choice);
@@ -65,8 +63,12 @@ struct Frame::Fitting {
     made.recorded = backward_with(made);
     made.backward = frame.program_of(made.recorded);
     made.peak = peak_of(*made.forward, *made.backward, roundings);
-    made.peak_without_copies = made.peak;
-    if (made.peak <= limit + limit / 4) copy_for_uses(made, limit);
+    return made;
+  }
+  /// The same, with values made again for each use where it takes more than `limit`.
+  Candidate attempt_with_copies(Partitioning::Choice choice, std::int64_t limit) const {
+    Candidate made = attempt(std::move(choice));
+    copy_for_uses(made, limit);
     return made;
   }
 
@@ -193,55 +195,57 @@ struct Frame::Fitting {
     const Partitioning::Choice whole = more.choice;
     while (high - low > 1) {
       const std::size_t middle = low + (high - low) / 2;
-      Candidate mixture = attempt(values.mixed(less, whole, middle), limit);
+      Candidate mixture = attempt(values.mixed(less, whole, middle));
       (mixture.peak <= limit ? high : low) = middle;
       if (mixture.peak <= limit && mixture.cost < more.cost) more = std::move(mixture);
     }
     return more;
   }
 
-  /// Of `least`, and of segments that take not much more, the first that fits with as many copies as help, or
-  /// the one that takes the least.
-  Candidate with_copies(Partitioning::Choice least, std::int64_t least_peak, std::int64_t limit) const {
-    Candidate best = attempt(std::move(least), 0);
-    copy_for_uses(best, limit);
-    const std::size_t ops = frame.to_fit_->forward.trace.ops.size();
-    for (std::size_t segments = ops / 2; segments > 1 && best.peak > limit; segments -= (segments + 3) / 4) {
-      Candidate other = attempt(values.in_segments(segments), 0);
-      if (other.peak > 2 * least_peak) continue;
-      copy_for_uses(other, limit);
-      if (other.peak < best.peak) best = std::move(other);
-    }
-    return best;
+  /// Choices that do not fit without copies, and what they take.
+  struct Tight {
+    Partitioning::Choice choice;
+    std::int64_t peak;
+  };
+  static constexpr std::size_t most_tight = 6;
+  /// Keeps the few that take least.
+  static void keep(std::vector<Tight>& tight, const Candidate& found) {
+    const auto at = std::ranges::upper_bound(tight, found.peak, {}, &Tight::peak);
+    tight.insert(at, {found.choice, found.peak});
+    if (tight.size() > most_tight) tight.pop_back();
   }
 
   /// Of choices that make more and more again, the first that fits; ValueError where none does. A minimal cut
-  /// knows what is kept, not what waits while it is made again, which segments bound.
+  /// knows what is kept, not what waits while it is made again, which segments bound. Copies make room where
+  /// no choice fits, and are taken in place of one that costs more.
   Candidate cheapest(std::int64_t eager_peak) const {
     const MemoryBudget& budget = frame.keeping_.budget;
     std::int64_t limit = budget.limit(eager_peak, 0);
-    Candidate found = attempt(usual(), limit);
-    if (found.peak > limit && eager_peak < found.peak) found = attempt(nothing(), limit);
-    Partitioning::Choice least = found.choice;
-    std::int64_t least_peak = found.peak_without_copies;
+    Candidate found = attempt(usual());
+    if (found.peak > limit && eager_peak < found.peak) found = attempt(nothing());
+    std::vector<Tight> tight;
+    if (found.peak > limit) keep(tight, found);
     const auto next = [&](Partitioning::Choice choice) {
       if (found.peak <= limit || choice == found.choice) return;
-      found = attempt(std::move(choice), limit);
-      if (found.peak <= limit) {
-        found = between(least, std::move(found), limit);
-      } else if (found.peak_without_copies < least_peak) {
-        least = found.choice;
-        least_peak = found.peak_without_copies;
-      }
+      found = attempt(std::move(choice));
+      if (found.peak <= limit)
+        found = between(Partitioning::Choice(tight.front().choice), std::move(found), limit);
+      else
+        keep(tight, found);
     };
     for (int quarters = 0; quarters <= most_quarters; ++quarters) next(values.cheapest(quarters));
     const std::size_t ops = frame.to_fit_->forward.trace.ops.size();
     for (std::size_t segments = ops / 2; segments > 1; segments -= (segments + 3) / 4)
       next(values.in_segments(segments));
-    if (found.peak > limit) {
-      found = with_copies(std::move(least), least_peak, limit);
-      limit = budget.limit(eager_peak, found.peak);
+    if (found.peak > limit) found = attempt(tight.front().choice);
+    for (Tight& other : tight) {
+      if (found.peak <= limit && other.peak > limit + limit / 4) continue;  // much would have to be copied
+      Candidate copied = attempt_with_copies(std::move(other.choice), limit);
+      const bool fits = copied.peak <= limit;
+      if (found.peak > limit ? copied.peak < found.peak : fits && copied.cost < found.cost)
+        found = std::move(copied);
     }
+    limit = budget.limit(eager_peak, found.peak);
     check<ValueError>(
         found.peak <= limit,
         "compile: a call {}and its backward take {} bytes at least, {} with all that eager code "

@@ -11,7 +11,8 @@
 namespace sherd {
 namespace {
 
-constexpr std::size_t most_ops = 16;  // of a copy
+constexpr std::size_t most_ops = 16;        // of a copy
+constexpr std::size_t most_work = 1 << 20;  // ops that are looked at, of which each copy looks at all
 
 /// What a program holds at each op, and what could be let go of there.
 class Held {
@@ -141,7 +142,7 @@ Copied copied_for_uses(Recorded program, const OpCosts& measured, std::int64_t l
   std::vector<std::int64_t> costs = costs_of(program.trace, measured);
   std::optional<std::int64_t> room;
   std::int64_t cost = 0;
-  for (;;) {
+  for (std::size_t work = 0; work < most_work; work += program.trace.ops.size() + 1) {
     std::optional<Held::Copy> copy;
     {
       const Held held(program, costs);
@@ -153,6 +154,7 @@ Copied copied_for_uses(Recorded program, const OpCosts& measured, std::int64_t l
     cost += copy->cost;
     apply(program, costs, *copy);
   }
+  return {std::move(program), cost};
 }
 
 }  // namespace sherd
