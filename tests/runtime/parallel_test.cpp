@@ -1,6 +1,7 @@
 // Tiles: all of [0, n) once, whoever runs them, and what a body throws.
 #include "runtime/parallel.h"
 
+#include <algorithm>
 #include <atomic>
 #include <limits>
 #include <set>
@@ -17,10 +18,13 @@ TEST_CASE("parallel: tiles cover the range once, for any number of threads") {
     for (std::int64_t n : {0, 1, 7, 64, 1000})
       for (std::int64_t grain : {1, 3, 64, 5000}) {
         std::vector<std::atomic<int>> seen(static_cast<std::size_t>(n));
+        std::atomic<int> cut_elsewhere{0};
         parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
+          if (begin % grain != 0 || end != std::min(begin + grain, n)) ++cut_elsewhere;
           for (std::int64_t i = begin; i < end; ++i) ++seen[static_cast<std::size_t>(i)];
         });
         CHECK(std::all_of(seen.begin(), seen.end(), [](const auto& count) { return count == 1; }));
+        CHECK(cut_elsewhere == 0);  // threads claim several at once, but each is a call of its own
       }
   }
 }
