@@ -1,5 +1,6 @@
 // Every elementwise op of the list: layouts, dtypes, threads, places, gradients, refusals.
 #include <cmath>
+#include <numeric>
 
 #include "autograd/autograd.h"
 #include "runtime/apply.h"
@@ -78,6 +79,28 @@ std::vector<Tensor> gradients(const ElementwiseListing& entry, std::span<const T
 }
 
 }  // namespace
+
+TEST_CASE("elementwise: of every 16-bit float a long call gives what short ones give, however it lies") {
+  const auto in_pieces = [](const AnyOp& op, const Tensor& x) {
+    std::vector<Tensor> pieces;
+    for (std::int64_t i = 0; i < x.numel(); i += 4096)
+      pieces.push_back(call(op, std::vector{narrow(x, 0, i, 4096)}));
+    return cat(pieces, 0);
+  };
+  for_each_op_and_dtype([&](const ElementwiseListing& entry, DType dtype) {
+    if (entry.arity != 1 || (dtype != f16 && dtype != bf16)) return;
+    const Tensor all = empty({1 << 16}, {dtype});
+    std::iota(reinterpret_cast<std::uint16_t*>(all.raw()),
+              reinterpret_cast<std::uint16_t*>(all.raw()) + all.numel(), std::uint16_t{0});
+    const Tensor expected = in_pieces(*entry.op, all);
+    CHECK(same_bits(call(*entry.op, std::vector{all}), expected));
+    const Tensor turned = transpose(reshape(all, {256, 256}), 0, 1);
+    CHECK(same_bits(call(*entry.op, std::vector{turned}), transpose(reshape(expected, {256, 256}), 0, 1)));
+    if (!entry.in_place) return;
+    call(*entry.in_place, std::vector{all});
+    CHECK(same_bits(all, expected));
+  });
+}
 
 TEST_CASE("elementwise: an element's result depends on its inputs alone, in every layout", "[one thread]") {
   for_each_op_and_dtype([](const ElementwiseListing& entry, DType dtype) {
