@@ -8,6 +8,7 @@ namespace sherd::ops {
 
 template <detail::FixedName name, DTypeSet dtypes = floating_dtypes>
 struct PiecewiseConstant : Functor<name, 1, dtypes> {
+  static constexpr bool light = true;
   static constexpr Reads reads_a{};
 
   template <class T>
