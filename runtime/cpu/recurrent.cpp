@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "runtime/cpu/gemm_repeated.h"
+#include "runtime/cpu/rows.h"
 #include "runtime/cpu/scratch.h"
 #include "runtime/math.h"
 #include "runtime/ops.h"
@@ -49,43 +50,67 @@ Scratch<T> memory_for(std::int64_t count) {
 
 // ---- One row of a step: `n` features, whose gates lie one after another.
 
+/// The features of a vector, of the rows of states, gates and kept numbers that begin at `j`.
+template <class T, class Count>
+struct Features {
+  using C = compute_t<T>;
+  using V = Lanes<C>;
+  std::int64_t n, j;
+  Count count;
+
+  template <class X>
+  V of(const X* row, std::int64_t k = 0) const {
+    return V(take<C>(row + k * n + j, count));
+  }
+  template <class X>
+  CellState<V> of(const CellState<X*>& rows) const {
+    return {of(rows.hidden), rows.cell ? of(rows.cell) : V(C(0))};
+  }
+  template <class X>
+  void give(V x, X* row, std::int64_t k = 0) const {
+    put<C>(row + k * n + j, x.v, count);
+  }
+  template <class X>
+  void give(const CellState<V>& x, const CellState<X*>& rows) const {
+    give(x.hidden, rows.hidden);
+    if (rows.cell) give(x.cell, rows.cell);
+  }
+};
+/// Calls `body` for the features of a row of `n`.
+template <class T, class F>
+void for_features(std::int64_t n, const F& body) {
+  for_vectors<compute_t<T>>(
+      n, [&](std::int64_t j, auto count) { body(Features<T, decltype(count)>{n, j, count}); });
+}
+
 template <class Cell, class T>
 [[gnu::flatten]] void step_row(std::int64_t n, const T* x, const T* m, const CellState<const T*> before,
-                               const CellState<T*> after, T* __restrict kept) {
-  using C = compute_t<T>;
-  T* __restrict const h = after.hidden, * __restrict const c = after.cell;
-  for (std::int64_t j = 0; j < n; ++j) {
-    C from_x[Cell::gates], from_m[Cell::gates];
-    for (int k = 0; k < Cell::gates; ++k) from_x[k] = C(x[k * n + j]), from_m[k] = C(m[k * n + j]);
-    const auto step = Cell::step(
-        from_x, from_m, CellState<C>{C(before.hidden[j]), Cell::has_cell ? C(before.cell[j]) : C(0)});
-    h[j] = T(step.state.hidden);
-    if constexpr (Cell::has_cell) c[j] = T(step.state.cell);
-    for (int k = 0; k < Cell::kept; ++k) kept[k * n + j] = T(step.kept[k]);
-  }
+                               const CellState<T*> after, T* kept) {
+  for_features<T>(n, [&](const auto& at) {
+    using V = decltype(at.of(x));
+    V from_x[Cell::gates], from_m[Cell::gates];
+    for (int k = 0; k < Cell::gates; ++k) from_x[k] = at.of(x, k), from_m[k] = at.of(m, k);
+    const ops::CellStep<V> step = Cell::step(from_x, from_m, at.of(before));
+    at.give(step.state, after);
+    for (int k = 0; k < Cell::kept; ++k) at.give(step.kept[k], kept, k);
+  });
 }
 
 /// `gy` is the gradient of the state after, and then what the state before has of it beside its product.
 template <class Cell, class T>
 [[gnu::flatten]] void grad_row(std::int64_t n, const CellState<compute_t<T>*> gy,
                                const CellState<const T*> after, const CellState<const T*> before,
-                               const T* kept, T* __restrict gx, T* __restrict gm) {
-  using C = compute_t<T>;
-  C* __restrict const gh = gy.hidden, * __restrict const gc = gy.cell;
-  for (std::int64_t j = 0; j < n; ++j) {
-    C read[4] = {};
-    for (int k = 0; k < Cell::kept; ++k) read[k] = C(kept[k * n + j]);
-    const auto at = [j](const CellState<const T*>& s) {
-      return CellState<C>{C(s.hidden[j]), Cell::has_cell ? C(s.cell[j]) : C(0)};
-    };
-    const CellGrad<C> step =
-        Cell::grad(CellState<C>{gh[j], Cell::has_cell ? gc[j] : C(0)}, at(after), at(before), read);
-    for (int k = 0; k < Cell::gates; ++k) gx[k * n + j] = T(step.x[k]);
+                               const T* kept, T* gx, T* gm) {
+  for_features<T>(n, [&](const auto& at) {
+    using V = decltype(at.of(kept));
+    V read[4];
+    for (int k = 0; k < Cell::kept; ++k) read[k] = at.of(kept, k);
+    const CellGrad<V> step = Cell::grad(at.of(gy), at.of(after), at.of(before), read);
+    for (int k = 0; k < Cell::gates; ++k) at.give(step.x[k], gx, k);
     if constexpr (Cell::apart)
-      for (int k = 0; k < Cell::gates; ++k) gm[k * n + j] = T(step.m[k]);
-    gh[j] = step.state.hidden;
-    if constexpr (Cell::has_cell) gc[j] = step.state.cell;
-  }
+      for (int k = 0; k < Cell::gates; ++k) at.give(step.m[k], gm, k);
+    at.give(step.state, gy);
+  });
 }
 
 // ---- The steps.

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "runtime/half.h"
+#include "runtime/math.h"
 
 #if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
@@ -74,15 +75,32 @@ inline Vec<T> splat(T x) {
 /// A vector as functors take numbers, to compute with all of its lanes at once.
 template <class T>
 struct Lanes {
-  Vec<T> v;
+  Vec<T> v{};
+  Lanes() = default;
   explicit Lanes(Vec<T> vector) : v(vector) {}
   explicit Lanes(T x) : v(splat(x)) {}
   friend Lanes operator+(Lanes a, Lanes b) { return Lanes(a.v + b.v); }
   friend Lanes operator-(Lanes a) { return Lanes(-a.v); }
+  friend Lanes operator-(Lanes a, Lanes b) { return Lanes(a.v - b.v); }
   friend Lanes operator*(Lanes a, Lanes b) { return Lanes(a.v * b.v); }
   friend auto operator<(Lanes a, Lanes b) { return a.v < b.v; }
   friend auto operator<=(Lanes a, Lanes b) { return a.v <= b.v; }
   friend Lanes where(auto condition, Lanes a, Lanes b) { return Lanes(condition ? a.v : b.v); }
+  friend Lanes sigmoid(Lanes x) {
+    return x.each([](T lane) { return math::sigmoid(lane); });
+  }
+  friend Lanes tanh(Lanes x) {
+    return x.each([](T lane) { return math::tanh(lane); });
+  }
+
+  /// `f` of each lane.
+  template <class F>
+  Lanes each(const F& f) const {
+    T values[lanes<T>];
+    store(values, v);
+    for (T& value : values) value = f(value);
+    return Lanes(load(values));
+  }
 };
 
 /// The first `count` lanes of `v` and `fill` in the others.
