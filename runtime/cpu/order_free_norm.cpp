@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/cpu/list_tiles.h"
+#include "runtime/cpu/rows.h"
 #include "runtime/exact_squares.h"
 #include "runtime/instances.h"
 #include "runtime/list_step.h"
@@ -42,6 +43,37 @@ namespace {
 
 constexpr std::int64_t piece = 1024;  // elements that are summed in f64 before they go to the limbs
 
+/// The sums of a grid, of which each lane has its own.
+struct GridSums {
+  Vec<double> above[2] = {}, below[2] = {};
+
+  /// Adds the squares of sixteen magnitudes, each of them at least the least of the grid or 0. A product of
+  /// two floats is a double, so `fma` rounds to the grid once and gives what lies below it exactly.
+  template <class Grid>
+  void add(const Grid& grid, Vec<float> x) {
+    Vec<double> halves[2];
+    widen(x, halves);
+    const Vec<double> splitter = splat(grid.splitter);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const Vec<double> v = halves[i];
+      if constexpr (Grid::split) {
+        const Vec<double> on_grid = fma(v, v, splitter) - splitter;
+        above[i] = above[i] + on_grid;
+        below[i] = below[i] + fma(v, v, -on_grid);
+      } else {
+        above[i] = fma(v, v, above[i]);
+      }
+    }
+  }
+  static std::int64_t total(const Vec<double> (&sums)[2], double factor) {
+    std::int64_t all = 0;
+    for (const Vec<double>& v : sums)
+      for (int l = 0; l < lanes<double>; ++l) all += static_cast<std::int64_t>(v[l] * factor);
+    return all;
+  }
+};
+
 /// Those of a piece, `n` of them.
 template <class T, class Add>
 void add_piece(const T* data, std::int64_t n, const Add& add) {
@@ -49,14 +81,17 @@ void add_piece(const T* data, std::int64_t n, const Add& add) {
   if constexpr (std::is_same_v<C, double>) {
     for (std::int64_t i = 0; i < n; ++i) add_square(data[i], add);
   } else {
-    constexpr std::int64_t lanes = 16;
     using Grid = SquaresGrid<mantissa_bits<T>>;
-    C x[piece] = {};
+    using Bits = Vec<std::int32_t>;
+    C x[piece];
+    Bits tops{};  // magnitudes as bits are in order, NaN above all
+    for_vectors<C>(n, [&](std::int64_t i, auto count) {
+      const Bits bits = std::bit_cast<Bits>(take<C>(data + i, count)) & 0x7fffffff;
+      store(x + i, std::bit_cast<Vec<C>>(bits));
+      tops = bits > tops ? bits : tops;
+    });
     std::int32_t top = 0;
-    for (std::int64_t i = 0; i < n; ++i) {
-      x[i] = std::fabs(static_cast<C>(data[i]));
-      top = std::max(top, std::bit_cast<std::int32_t>(x[i]));
-    }
+    for (int l = 0; l < lanes<C>; ++l) top = std::max(top, tops[l]);
     const C largest = std::bit_cast<C>(top);
     if (largest == 0) return;
     if (!std::isfinite(largest)) {
@@ -64,26 +99,20 @@ void add_piece(const T* data, std::int64_t n, const Add& add) {
       return;
     }
     const Grid grid = Grid::of(static_cast<double>(largest));
-    const auto least = static_cast<C>(grid.least);
-    double above[lanes] = {}, below[lanes] = {};
-    std::int32_t small = 0;
-    for (std::int64_t i = 0; i < piece; i += lanes)
-      for (std::int64_t j = 0; j < lanes; ++j) {
-        const bool sums = x[i + j] >= least;
-        small += !sums && x[i + j] != 0;
-        const double value = sums ? static_cast<double>(x[i + j]) : 0.0, square = value * value;
-        const double on_grid = Grid::split ? (square + grid.splitter) - grid.splitter : square;
-        above[j] += on_grid;
-        if (Grid::split) below[j] += square - on_grid;
-      }
-    std::int64_t high = 0, low = 0;
-    for (std::int64_t j = 0; j < lanes; ++j) {
-      high += static_cast<std::int64_t>(above[j] * grid.to_high);
-      low += static_cast<std::int64_t>(below[j] * grid.to_low);
+    const Vec<C> least = splat(static_cast<C>(grid.least));
+    GridSums sums;
+    Bits small{};  // lanes that have seen what is left out
+    for (std::int64_t i = 0; i < n; i += lanes<C>) {
+      const Vec<C> v = load(x + i);
+      __builtin_prefetch(data + piece + i);  // of the next piece, while this one computes
+      const auto sums_it = v >= least;
+      small |= ~sums_it & std::bit_cast<Bits>(v);
+      sums.add(grid, std::bit_cast<Vec<C>>(sums_it & std::bit_cast<Bits>(v)));
     }
-    grid.finish(high, low, add);
-    for (std::int64_t i = 0; small > 0 && i < n; ++i)
-      if (x[i] < least) add_square(static_cast<double>(x[i]), add);
+    grid.finish(GridSums::total(sums.above, grid.to_high), GridSums::total(sums.below, grid.to_low), add);
+    if (!any(small)) return;
+    for (std::int64_t i = 0; i < n; ++i)
+      if (x[i] < static_cast<C>(grid.least)) add_square(static_cast<double>(x[i]), add);
   }
 }
 

@@ -103,6 +103,20 @@ struct Lanes {
   }
 };
 
+/// Whether a comparison holds in any lane.
+template <class Truths>
+inline bool any(Truths truths) {
+#if defined(__AVX512F__)
+  const auto words = std::bit_cast<__m512i>(truths);
+  return _mm512_test_epi64_mask(words, words) != 0;
+#else
+  std::uint64_t words[sizeof truths / 8], all = 0;
+  std::memcpy(words, &truths, sizeof truths);
+  for (const std::uint64_t word : words) all |= word;
+  return all != 0;
+#endif
+}
+
 /// The first `count` lanes of `v` and `fill` in the others.
 inline Vec<float> first_lanes(Vec<float> v, std::int64_t count, float fill) {
   using Index = std::int32_t __attribute__((vector_size(64)));
@@ -158,6 +172,18 @@ inline V fma(V a, V b, V c) {
   return c;
 }
 #endif
+
+/// The lanes of `v` as doubles, the lower ones first.
+inline void widen(Vec<float> v, Vec<double> (&to)[2]) {
+  typedef float Eight [[gnu::vector_size(32)]];
+  Eight halves[2];
+  std::memcpy(halves, &v, sizeof v);
+#if defined(__AVX512F__)
+  for (int i = 0; i < 2; ++i) to[i] = _mm512_maskz_cvtps_pd(0xff, halves[i]);
+#else
+  for (int i = 0; i < 2; ++i) to[i] = __builtin_convertvector(halves[i], Vec<double>);
+#endif
+}
 
 // BFloat16's own conversions as vectors: of a loop the compiler makes shorter ones, or none.
 typedef std::uint16_t Halves [[gnu::vector_size(32)]];
