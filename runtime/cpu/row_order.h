@@ -5,9 +5,11 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
+#include "runtime/cpu/simd.h"
 #include "runtime/half.h"
 
 namespace sherd::cpu {
@@ -20,6 +22,21 @@ using UnsignedOf =
                        std::conditional_t<bytes == 2, std::uint16_t,
                                           std::conditional_t<bytes == 4, std::uint32_t, std::uint64_t>>>;
 
+/// Smaller for what comes first, of the bits of floats `T`: of one, or of a vector of them.
+template <class T, class Bits>
+Bits key_of_float(Bits bits) {
+  using Key = UnsignedOf<sizeof(T)>;
+  constexpr Key infinite = static_cast<Key>(std::is_same_v<T, double>     ? 0x7FF0000000000000
+                                            : std::is_same_v<T, float>    ? 0x7F800000
+                                            : std::is_same_v<T, BFloat16> ? 0x7F80
+                                                                          : 0x7C00);
+  const Bits zero{}, least = static_cast<Bits>(zero + static_cast<Key>(Key(1) << (8 * sizeof(T) - 1))),
+                     rest = static_cast<Bits>(~least), largest = static_cast<Bits>(zero + infinite);
+  const Bits one_zero = bits == least ? zero : bits;  // both are one number
+  const Bits key = one_zero >= least ? one_zero : static_cast<Bits>(one_zero ^ rest);
+  return static_cast<Bits>(bits & rest) > largest ? zero : key;
+}
+
 /// Smaller for what comes first.
 template <class T>
 UnsignedOf<sizeof(T)> key_of(T x) {
@@ -31,17 +48,20 @@ UnsignedOf<sizeof(T)> key_of(T x) {
     const Key bits = static_cast<Key>(std::is_signed_v<T> ? static_cast<Key>(x) ^ sign : x);
     return static_cast<Key>(~bits);
   } else {
-    const auto bits = std::bit_cast<Key>(x);
-    constexpr Key infinite = static_cast<Key>(std::is_same_v<T, double>     ? 0x7FF0000000000000
-                                              : std::is_same_v<T, float>    ? 0x7F800000
-                                              : std::is_same_v<T, BFloat16> ? 0x7F80
-                                                                            : 0x7C00);
-    const Key magnitude = static_cast<Key>(bits & ~sign);
-    if (magnitude > infinite) return 0;
-    // Both zeros are one number.
-    const bool negative = (bits & sign) != 0 && magnitude != 0;
-    return negative ? bits : static_cast<Key>(~(magnitude | sign));
+    return key_of_float<T>(std::bit_cast<Key>(x));
   }
+}
+
+/// Of a vector's worth of elements.
+template <class T>
+std::array<UnsignedOf<sizeof(T)>, 64 / sizeof(T)> keys_of(const std::array<T, 64 / sizeof(T)>& x) {
+  using Key = UnsignedOf<sizeof(T)>;
+  std::array<Key, 64 / sizeof(T)> keys;
+  if constexpr (std::is_integral_v<T>)
+    std::ranges::transform(x, keys.begin(), [](T one) { return key_of(one); });
+  else
+    store(keys.data(), key_of_float<T>(std::bit_cast<Vec<Key>>(x)));
+  return keys;
 }
 
 __extension__ using Wide = unsigned __int128;
@@ -57,10 +77,10 @@ class RowOrder {
   std::int64_t operator[](std::size_t i) const { return static_cast<std::int64_t>(words_[i] & positions); }
   /// Puts the first `k` places of `row` in order.
   void find(const T* row, std::int64_t columns, std::int64_t k) {
+    if (k <= lanes<Key> && k <= columns / 8) return find_few(row, columns, k);
     words_.resize(static_cast<std::size_t>(columns));
     for (std::int64_t j = 0; j < columns; ++j)
-      words_[static_cast<std::size_t>(j)] =
-          (static_cast<Word>(row_order::key_of(row[j])) << shift) | static_cast<Word>(j);
+      words_[static_cast<std::size_t>(j)] = word_of(row_order::key_of(row[j]), j);
     if (k <= columns / 8)  // a heap of most elements costs more than an order of all
       std::partial_sort(words_.begin(), words_.begin() + k, words_.end());
     else if (columns < least_by_digits)
@@ -74,6 +94,44 @@ class RowOrder {
   static constexpr Word positions = (Word(1) << shift) - 1;
   static constexpr std::int64_t least_by_digits = 512;
   static constexpr std::size_t digits = sizeof(T), values = 256;
+  using Key = row_order::UnsignedOf<sizeof(T)>;
+  static constexpr Key last_key = static_cast<Key>(~Key(0));
+
+  static Word word_of(Key key, std::int64_t position) {
+    return (static_cast<Word>(key) << shift) | static_cast<Word>(position);
+  }
+
+  /// Of the keys that are the first in their lane the `k`-th has at least `k` at or before it in the row, and
+  /// seldom many: only those are ordered.
+  void find_few(const T* row, std::int64_t columns, std::int64_t k) {
+    keys_.resize(static_cast<std::size_t>((columns + lanes<Key> - 1) / lanes<Key>));
+    Vec<Key> firsts = splat(last_key);
+    for (std::int64_t j = 0; j < columns; j += lanes<Key>) {
+      const Vec<Key> keys = keys_at(row + j, std::min<std::int64_t>(lanes<Key>, columns - j));
+      keys_[static_cast<std::size_t>(j / lanes<Key>)] = keys;
+      firsts = keys < firsts ? keys : firsts;
+    }
+    std::array<Key, lanes<Key>> ordered;
+    store(ordered.data(), firsts);
+    std::nth_element(ordered.begin(), ordered.begin() + (k - 1), ordered.end());
+    const Key bound = ordered[static_cast<std::size_t>(k - 1)];
+    words_.clear();
+    for (std::size_t block = 0; block < keys_.size(); ++block) {
+      if (!any(keys_[block] <= splat(bound))) continue;
+      const std::int64_t first = static_cast<std::int64_t>(block) * lanes<Key>;
+      for (std::int64_t i = 0; i < std::min<std::int64_t>(lanes<Key>, columns - first); ++i)
+        if (keys_[block][i] <= bound) words_.push_back(word_of(keys_[block][i], first + i));
+    }
+    std::partial_sort(words_.begin(), words_.begin() + k, words_.end());
+  }
+  /// The keys of `count` elements, and behind them those that come last.
+  static Vec<Key> keys_at(const T* row, std::int64_t count) {
+    std::array<T, lanes<Key>> x{};
+    std::memcpy(x.data(), row, static_cast<std::size_t>(count) * sizeof(T));
+    std::array<Key, lanes<Key>> keys = row_order::keys_of(x);
+    std::fill(keys.begin() + count, keys.end(), last_key);
+    return load(keys.data());
+  }
 
   static std::size_t digit(Word word, std::size_t d) {
     return static_cast<std::size_t>(word >> (shift + 8 * static_cast<int>(d))) % values;
@@ -95,6 +153,7 @@ class RowOrder {
   }
 
   std::vector<Word> words_, other_;
+  std::vector<Vec<Key>> keys_;  // of a row
 };
 
 }  // namespace sherd::cpu

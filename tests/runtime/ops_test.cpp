@@ -538,6 +538,21 @@ TEST_CASE("ops: draws have more digits than f32, so that no small weight is pass
   for (const std::int64_t n : count_by_rest(multinomial(weights, draws))) CHECK((n > 40 && n < 216));
 }
 
+TEST_CASE("ops: topk has the first of what sort gives, for any number of them") {
+  for (const DType dtype : {f64, f32, bf16, f16, i64, i32, u8, boolean})
+    for (const std::int64_t columns : {5, 64, 200, 1000}) {
+      const Tensor x = is_floating(dtype) ? with_specials({3, columns}, dtype) : numbers({3, columns}, dtype);
+      const auto [values, places] = sort(x, 1, Order::descending);
+      for (const std::int64_t k : {std::int64_t{1}, columns / 9, columns / 8, columns / 8 + 1, columns}) {
+        if (k == 0) continue;
+        INFO(name_of(dtype) << ", " << k << " of " << columns);
+        const auto first = topk(x, k);
+        CHECK(same_bits(first.values, narrow(values, 1, 0, k)));
+        CHECK(same_bits(first.indices, narrow(places, 1, 0, k)));
+      }
+    }
+}
+
 TEST_CASE("ops: logcumsumexp keeps what is far below what comes, and its gradient sums to the upstream's") {
   const double infinite = std::numeric_limits<double>::infinity();
   for (const DType dtype : {f64, f32, f16, bf16})
