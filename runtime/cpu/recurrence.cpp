@@ -9,26 +9,47 @@
 namespace sherd::cpu {
 namespace {
 
-/// Floats run in f64, so that a long row loses nothing, and each is rounded as if it had been summed in the
-/// dtype that the element is computed in.
+constexpr std::int64_t rows_at_once =
+    4;  // rows that run at once, since a step of one waits for the step before it
+
+/// Of `count` rows, one behind another. Floats run in f64, so that a long row loses nothing, and each is
+/// rounded as if it had been summed in the dtype that the element is computed in.
+template <std::int64_t count, class T>
+void recur(const T* b, const T* a, std::int64_t columns, bool reverse, T* h) {
+  using C = compute_t<T>;
+  using S = std::conditional_t<std::is_floating_point_v<C>, double, std::uint64_t>;  // integers wrap
+  const std::int64_t step = reverse ? -1 : 1, first = reverse ? columns - 1 : 0;
+  S sums[count] = {};
+  const auto walk = [&](std::int64_t from, std::int64_t steps, const auto& next) {
+    for (std::int64_t i = 0, at = from; i < steps; ++i, at += step)
+#pragma GCC unroll 4
+      for (std::int64_t r = 0; r < count; ++r) {
+        const std::int64_t place = at + r * columns;
+        sums[r] = next(sums[r], place);
+        h[place] = static_cast<T>(static_cast<C>(sums[r]));
+      }
+  };
+  const auto read = [](const T* x, std::int64_t place) { return static_cast<S>(static_cast<C>(x[place])); };
+  // Nothing is before the first, which an infinite factor would make NaN.
+  walk(first, 1, [&](S, std::int64_t place) { return read(b, place); });
+  if (a)
+    walk(first + step, columns - 1,
+         [&](S sum, std::int64_t place) { return read(a, place) * sum + read(b, place); });
+  else
+    walk(first + step, columns - 1, [&](S sum, std::int64_t place) { return sum + read(b, place); });
+}
+
 template <class T>
 void rows(const T* b, const T* a, std::int64_t columns, bool reverse, std::int64_t begin, std::int64_t end,
           T* h) {
-  using C = compute_t<T>;
-  using S = std::conditional_t<std::is_floating_point_v<C>, double, std::uint64_t>;  // integers wrap
-  const std::int64_t step = reverse ? -1 : 1;
-  for (std::int64_t row = begin; row < end; ++row) {
-    std::int64_t at = row * columns + (reverse ? columns - 1 : 0);
-    S sum = 0;
-    for (std::int64_t i = 0; i < columns; ++i, at += step) {
-      const S add = static_cast<S>(static_cast<C>(b[at]));
-      if (i == 0)
-        sum = add;  // nothing is before it, which an infinite factor would make NaN
-      else
-        sum = a ? static_cast<S>(static_cast<C>(a[at])) * sum + add : sum + add;
-      h[at] = static_cast<T>(static_cast<C>(sum));
+  const auto from = [&]<std::int64_t count>() {
+    for (; begin + count <= end; begin += count) {
+      const std::int64_t at = begin * columns;
+      recur<count>(b + at, a ? a + at : nullptr, columns, reverse, h + at);
     }
-  }
+  };
+  from.template operator()<rows_at_once>();
+  from.template operator()<1>();
 }
 
 void recurrence(const ops::Recurrence& op, Inputs in, Outputs out) {

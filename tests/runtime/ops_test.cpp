@@ -538,6 +538,21 @@ TEST_CASE("ops: draws have more digits than f32, so that no small weight is pass
   for (const std::int64_t n : count_by_rest(multinomial(weights, draws))) CHECK((n > 40 && n < 216));
 }
 
+TEST_CASE("ops: running sums and products of rows are those of each row alone, and so are their gradients") {
+  for (const DType dtype : {f64, f32, bf16, f16}) {
+    const Tensor x = numbers({7, 130}, dtype, 3, 0.5, 1.5).requires_grad_();
+    const Tensor up = numbers(x.shape(), dtype, 4);
+    for (const auto running : {&cumsum, &cumprod}) {
+      const Tensor y = running(x, 1), gx = grad(y, {x}, up)[0];
+      for (std::int64_t r = 0; r < x.size(0); ++r) {
+        const Tensor row = clone(select(x.detach(), 0, r)).requires_grad_(), z = running(row, 0);
+        CHECK(same_bits(select(y.detach(), 0, r), z.detach()));
+        CHECK(same_bits(select(gx, 0, r), grad(z, {row}, clone(select(up, 0, r)))[0]));
+      }
+    }
+  }
+}
+
 TEST_CASE("ops: topk has the first of what sort gives, for any number of them") {
   for (const DType dtype : {f64, f32, bf16, f16, i64, i32, u8, boolean})
     for (const std::int64_t columns : {5, 64, 200, 1000}) {
