@@ -136,28 +136,10 @@ void give_loop(const void* op, DType dtype, const LoopTaker& taker) {
   });
 }
 
-/// Ops of one input, and nothing else to go by, that take longer than looking their result up.
-template <class O>
-constexpr bool looks_up() {
-  return O::arity == 1 && std::is_empty_v<O> && !is_light<O>() && !gives_bool<O>();
-}
-
-/// The results of `O`, made when they are first wanted. They stay, since calls may come after `main`.
-template <class O, DType dtype>
-const ResultsOfHalves& results_of(const O& op) {
-  static const auto& all = *new ResultsOfHalves(&op, &give_loop<O>, dtype);
-  return all;
-}
-
 template <class O>
 void run_elementwise(const O& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Operands w = operands_of(in, out[0]);
-  if constexpr (looks_up<O>() && O::dtypes.contains(DType::f16) && O::dtypes.contains(DType::bf16)) {
-    const DType dtype = in[0].dtype();
-    if (out[0].numel() >= ResultsOfHalves::worth && (dtype == DType::f16 || dtype == DType::bf16))
-      return (dtype == DType::f16 ? results_of<O, DType::f16>(op) : results_of<O, DType::bf16>(op)).run(w);
-  }
   give_loop<O>(&op, in.back().dtype(), RunsRows(w));
 }
 

@@ -1,9 +1,5 @@
 // Walks from row to row of an elementwise call, and makes of any row one that its loop takes.
 #include <algorithm>
-#include <array>
-#include <cstring>
-#include <iterator>
-#include <numeric>
 #include <vector>
 
 #include "runtime/cpu/operands.h"
@@ -161,37 +157,7 @@ class RowsOfCall {
   std::int64_t steps_[Operands::most];  // in the loop
 };
 
-/// `functor` is where the results stand. Four elements are one load and one store.
-void look_up(const void* functor, std::int64_t n, std::byte* const* at, const std::int64_t*) {
-  const auto* of = static_cast<const std::uint16_t*>(functor);
-  using Four = std::array<std::uint16_t, 4>;
-  std::int64_t i = 0;
-  for (; i + 4 <= n; i += 4) {
-    Four x;
-    std::memcpy(&x, at[1] + i * 2, sizeof x);
-    for (std::uint16_t& bits : x) bits = of[bits];
-    std::memcpy(at[0] + i * 2, &x, sizeof x);
-  }
-  for (; i < n; ++i)
-    reinterpret_cast<std::uint16_t*>(at[0])[i] = of[reinterpret_cast<const std::uint16_t*>(at[1])[i]];
-}
-
 }  // namespace
-
-ResultsOfHalves::ResultsOfHalves(const void* op, LoopOf give, DType dtype) {
-  std::vector<std::uint16_t> all(std::size(of_));
-  std::iota(all.begin(), all.end(), std::uint16_t{0});
-  Operands w{.count = 2, .rank = 1};
-  w.sizes[0] = std::ssize(all);
-  w.strides[0][0] = w.strides[1][0] = 1;
-  w.data[0] = reinterpret_cast<std::byte*>(of_), w.data[1] = reinterpret_cast<std::byte*>(all.data());
-  w.dtypes[0] = w.dtypes[1] = dtype;
-  give(op, dtype, RunsRows(w));
-}
-
-void ResultsOfHalves::run(const Operands& w) const {
-  run_rows(w, {.row = look_up, .numbers = 0, .in_f32 = false}, of_);
-}
 
 void run_rows(const Operands& w, const Loop& loop, const void* functor) {
   RowsOfCall(w, loop, functor).run();

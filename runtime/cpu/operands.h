@@ -77,21 +77,6 @@ class SHERD_API RunsRows final : public LoopTaker {
   const Operands& operands_;
 };
 
-/// What a loop of one input gives of each 16-bit float there is, by the bits of the input: of many elements
-/// that is looked up sooner than computed, and is the same.
-class SHERD_API ResultsOfHalves {
- public:
-  /// Elements of a call from which on looking up is worth making the table.
-  static constexpr std::int64_t worth = 1 << 14;
-
-  /// Of `op`, whose loops `give` gives.
-  ResultsOfHalves(const void* op, LoopOf give, DType dtype);
-  void run(const Operands& w) const;
-
- private:
-  std::uint16_t of_[1 << 16];
-};
-
 /// Calls `loop` for all rows of a call on the CPU, long ones cut into fixed tiles that threads share.
 /// Operands that lie otherwise than the loop wants go through blocks that stay in the nearest cache.
 SHERD_API void run_rows(const Operands& w, const Loop& loop, const void* functor);
