@@ -1,6 +1,5 @@
 // Walks from row to row of an elementwise call, and makes of any row one that its loop takes.
 #include <algorithm>
-#include <vector>
 
 #include "runtime/cpu/operands.h"
 #include "runtime/cpu/row_copy.h"
