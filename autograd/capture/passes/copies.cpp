@@ -12,7 +12,7 @@ namespace sherd {
 namespace {
 
 constexpr std::size_t most_ops = 16;        // of a copy
-constexpr std::size_t most_work = 1 << 20;  // ops that are looked at, of which each copy looks at all
+constexpr std::size_t most_work = 1 << 21;  // ops that are looked at, of which each copy looks at all
 
 /// What a program holds at each op, and what could be let go of there.
 class Held {
