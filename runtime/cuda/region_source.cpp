@@ -186,14 +186,13 @@ class Writing {
     std::string text = begin() + index_type();
     text +=
         "extern \"C\" __global__ void __launch_bounds__(256) region(const __grid_constant__ Given given, "
-        "const "
-        "__grid_constant__ SmallFactors factors) {\nwait_for_earlier();\n";
+        "const __grid_constant__ SmallFactors factors) {\n"
+        "wait_for_earlier();\n";
     text += values_.lines().head;
     text += fmt::format(
-        "small_product_of<{0}>(factors, 0, [&](std::int64_t at_row, std::int64_t at_column, auto element) "
-        "{{\n"
+        "small_product_of<{0}>(factors, 0, [&](std::int64_t r, std::int64_t c, auto element) {{\n"
         "const {0} product = narrow<{0}>(element);\nconstexpr int V = 1;\n"
-        "[[maybe_unused]] const Index row = at_row, column = at_column, i = row * {1} + column;\n",
+        "[[maybe_unused]] const Index row = r, column = c, i = row * {1} + column;\n",
         type, columns);
     text += values_.lines().rows + elements.text();
     if (!row_stores().empty()) text += "if (column == 0) {\n" + row_stores() + "}\n";

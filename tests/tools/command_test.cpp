@@ -269,7 +269,7 @@ TEST_CASE("a word out of place is named, with the rule and the way out") {
   const Line lines[] = {
       {{}, "no command", "sherd train --data book.txt"},
       {{""}, "no command", "sherd train --data book.txt"},
-      {{"evaluate"}, "'evaluate'", "train, sample, inspect, bench, report and launch"},
+      {{"evaluate"}, "'evaluate'", "train, sample, inspect, bench, report, merge and launch"},
       {{"evaluate", "--help"}, "'evaluate'", "sherd --help"},
       {{"checkpoint"}, "'checkpoint'", "sherd --help"},
       {{"trian"}, "'trian'", "did you mean train?"},
@@ -312,7 +312,7 @@ TEST_CASE("a word out of place is named, with the rule and the way out") {
       {{"launch", "-n", "2", "--hsots", "a", "true"}, "'--hsots'", "did you mean --hosts?"},
       {{"launch", "-n", "2", "--hsots=a", "--", "true"}, "'--hsots=a'", "did you mean --hosts?"},
       {{"launch", "--np", "2", "true"}, "'--np'", "sherd launch -n 4 PROGRAM"},
-      {{"launch-rank"}, "'launch-rank'", "train, sample, inspect, bench, report and launch"},
+      {{"launch-rank"}, "'launch-rank'", "train, sample, inspect, bench, report, merge and launch"},
   };
   for (const Line& line : lines) {
     Command run(folder, line.words);
