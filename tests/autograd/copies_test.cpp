@@ -54,6 +54,54 @@ TEST_CASE("copies: what waits where most is held is made again for its next use"
   CHECK(copied_for_uses(placed(waits, in), {}, everything).cost > 0);
 }
 
+TEST_CASE("copies: what a copy reads is held there, or is made once more too, where that takes no more") {
+  const std::vector<Tensor> in{ones({4})};
+  CHECK(text_of_copied(
+            [](std::span<const Tensor> x) {
+              const Tensor a = tanh(exp(x[0])), b = tanh(a), wide = cat({b, b, b});
+              return std::vector<Tensor>{mul(sum(wide), a)};
+            },
+            in, 1) ==
+        "inputs %x0 : f32 (4)\n"
+        "%0 = exp(%x0) : f32 (4)\n"
+        "%1 = tanh(%0) : f32 (4)\n"
+        "%2 = tanh(%1) : f32 (4)\n"
+        "%3 = cat[axis=0](%2, %2, %2) : f32 (12)\n"
+        "%4 = sum[axes=1, keep=false, mean=false](%3) : f32 ()\n"
+        "%5 = exp(%x0) : f32 (4)\n"
+        "%6 = tanh(%5) : f32 (4)\n"
+        "%7 = mul(%4, %6) : f32 (4)\n"
+        "return %7\n");
+  // What `a` is made of is wider than what it waits beside.
+  const Step wide = [](std::span<const Tensor> x) {
+    const Tensor a = sum(cat({x[0], x[0], x[0], x[0], x[0]})), b = tanh(x[0]), middle = cat({b, b, b, b});
+    return std::vector<Tensor>{mul(sum(middle), a)};
+  };
+  CHECK(text_of_copied(wide, in, everything) == Program::Impl(placed(wide, in), {}).text());
+}
+
+TEST_CASE("copies: what others may change is not read again") {
+  const NoGrad guard;
+  std::vector<float> memory(4, 1.0F);
+  const Tensor one = from_blob(memory.data(), {4}, f32, nullptr),
+               same = from_blob(memory.data(), {4}, f32, nullptr);
+  const Step step = [&](std::span<const Tensor> x) {
+    const Tensor read = exp(one);
+    Tensor b = mul(read, x[0]);
+    add_(same, 1.0);
+    b = tanh(b);
+    return std::vector<Tensor>{mul(sum(cat({b, b, b})), read)};
+  };
+  const Tensor x = numbers({4}, f32);
+  Program::Impl after(copied_for_uses(placed(step, {x}), {}, everything).program, {});
+  for (int call = 0; call < 2; ++call) {
+    const std::vector<float> before = memory;
+    const std::vector<Tensor> got = after.replay({x});
+    memory = before;
+    check_same(got, step({&x, 1}));
+  }
+}
+
 TEST_CASE(
     "copies: random programs give the bits of the step, write and draw what it does, and hold no more") {
   std::size_t copied = 0;
