@@ -223,8 +223,8 @@ void NumbersPart::settle() {
     std::visit(
         [&]<class T>(const std::function<void(T)>& set) {
           const T before = std::get<std::function<T()>>(numbers_[i].get)();
-          undos_.push_back([&set, before] { set(before); });
           set(values_[i].item<T>());
+          undos_.push_back([&set, before] { set(before); });  // of what was taken
         },
         numbers_[i].set);
 }

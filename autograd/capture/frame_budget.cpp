@@ -65,14 +65,9 @@ struct Frame::Fitting {
     made.peak = peak_of(*made.forward, *made.backward, roundings);
     return made;
   }
-  /// The same, with values made again for each use where it takes more than `limit`.
-  Candidate attempt_with_copies(Partitioning::Choice choice, std::int64_t limit) const {
-    Candidate made = attempt(std::move(choice));
-    copy_for_uses(made, limit);
-    return made;
-  }
 
-  /// As far as it must, and where packing leaves no room for that as far as it can.
+  /// Where it takes more than `limit` values are made again for each use: as far as they must, and where
+  /// packing leaves no room for that as far as they can.
   void copy_for_uses(Candidate& made, std::int64_t limit) const {
     if (made.peak <= limit) return;
     const Recorded placed = late(dead_code(made.recorded));
@@ -240,7 +235,8 @@ struct Frame::Fitting {
     if (found.peak > limit) found = attempt(tight.front().choice);
     for (Tight& other : tight) {
       if (found.peak <= limit && other.peak > limit + limit / 4) continue;  // much would have to be copied
-      Candidate copied = attempt_with_copies(std::move(other.choice), limit);
+      Candidate copied = attempt(std::move(other.choice));
+      copy_for_uses(copied, limit);
       const bool fits = copied.peak <= limit;
       if (found.peak > limit ? copied.peak < found.peak : fits && copied.cost < found.cost)
         found = std::move(copied);

@@ -9,29 +9,13 @@
 #include "runtime/cuda/nvrtc.h"
 #include "runtime/cuda/product.h"
 #include "runtime/cuda/rank.h"
-#include "runtime/cuda/region_kernels.h"
 #include "runtime/cuda/region_launch.h"
-#include "runtime/cuda/region_source.h"
 #include "runtime/cuda/small_product.h"
 #include "runtime/ops/linear.h"
 #include "runtime/ops/matmul.h"
 
 namespace sherd::cuda {
 namespace {
-
-struct ProductPlan {
-  std::optional<RegionSource> source;
-  std::shared_ptr<const RegionKernel> kernel{};
-};
-
-std::shared_ptr<const ProductPlan> plan_of(const ops::ProductRegion& product, Device device) {
-  if (const auto known = product.plan.load(std::memory_order_acquire))
-    return std::static_pointer_cast<const ProductPlan>(known);
-  const auto made = std::make_shared<ProductPlan>(ProductPlan{product_region_source(product)});
-  if (made->source) made->kernel = region_kernel(made->source->text, device.index);
-  product.plan.store(made, std::memory_order_release);
-  return made;
-}
 
 bool lies_as_planned(const ops::ProductRegion& of, Inputs in, Outputs out) {
   for (std::size_t i = 0, next = of.operands; i < of.region->inputs.size(); ++i)
@@ -43,10 +27,8 @@ void fused_product(const ops::FusedProduct& op, Inputs in, Outputs out) {
   const ops::ProductRegion& of = *op.of;
   const Device device = out[0].device();
   if (!lies_as_planned(of, in, out)) return op.run(in, out);
-  const std::shared_ptr<const ProductPlan> plan = plan_of(of, device);
-  if (!plan->source) return op.run(in, out);
-  if (state_of(device).recording()) plan->kernel->wait();  // what is recorded stays so
-  const cudaKernel_t kernel = plan->kernel->get();
+  const cudaKernel_t kernel =
+      plan_of(of.plan, device, [&] { return product_region_source(of); })->get(device);
   if (kernel == nullptr) return op.run(in, out);
   const Factors factors = factors_of(*of.product, in.first(of.operands), of.of_result().second.shape);
   SmallFactors small = small_factors(factors);

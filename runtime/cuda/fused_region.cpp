@@ -30,6 +30,22 @@ bool is_aligned(const Tensor& t) { return reinterpret_cast<std::uintptr_t>(t.raw
 bool lies_so(const Tensor& t, const Layout& layout) { return t.strides() == layout.strides && is_aligned(t); }
 bool is_dense_and_aligned(const Tensor& t) { return t.is_contiguous() && is_aligned(t); }
 
+cudaKernel_t RegionPlan::get(Device device) const {
+  if (!source) return nullptr;
+  if (state_of(device).recording()) kernel->wait();
+  return kernel->get();
+}
+
+std::shared_ptr<const RegionPlan> plan_of(std::atomic<std::shared_ptr<const void>>& kept, Device device,
+                                          const std::function<std::optional<RegionSource>()>& source) {
+  if (const auto known = kept.load(std::memory_order_acquire))
+    return std::static_pointer_cast<const RegionPlan>(known);
+  const auto made = std::make_shared<RegionPlan>(RegionPlan{source()});
+  if (made->source) made->kernel = region_kernel(made->source->text, device.index);
+  kept.store(made, std::memory_order_release);
+  return made;
+}
+
 void launch_region(cudaKernel_t kernel, dim3 grid, dim3 block, cudaStream_t stream, void** arguments) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -46,21 +62,6 @@ void launch_region(cudaKernel_t kernel, dim3 grid, dim3 block, cudaStream_t stre
 namespace {
 
 constexpr std::int64_t most_blocks_by_rows = 1 << 16;
-
-/// What a region keeps.
-struct RegionPlan {
-  std::optional<RegionSource> source;
-  std::shared_ptr<const RegionKernel> kernel{};
-};
-
-std::shared_ptr<const RegionPlan> plan_of(const ops::Region& region, Device device) {
-  if (const auto known = region.plan.load(std::memory_order_acquire))
-    return std::static_pointer_cast<const RegionPlan>(known);
-  const auto made = std::make_shared<RegionPlan>(RegionPlan{region_source(region)});
-  if (made->source) made->kernel = region_kernel(made->source->text, device.index);
-  region.plan.store(made, std::memory_order_release);
-  return made;
-}
 
 bool lies_as_planned(const ops::Region& region, Inputs in, Outputs out) {
   for (std::size_t i = 0; i < in.size(); ++i)
@@ -126,10 +127,9 @@ void fused_region(const ops::FusedRegion& op, Inputs in, Outputs out) {
   const ops::Region& region = *op.region;
   if (region.space.shape.numel() == 0 || !lies_as_planned(region, in, out)) return op.run(in, out);
   const Device device = in.empty() ? out[0].device() : in[0].device();
-  const std::shared_ptr<const RegionPlan> plan = plan_of(region, device);
-  if (!plan->source) return op.run(in, out);
-  if (state_of(device).recording()) plan->kernel->wait();  // what is recorded stays so
-  const cudaKernel_t kernel = plan->kernel->get();
+  const std::shared_ptr<const RegionPlan> plan =
+      plan_of(region.plan, device, [&] { return region_source(region); });
+  const cudaKernel_t kernel = plan->get(device);
   if (kernel == nullptr) return op.run(in, out);
   launch(*plan->source, kernel, region, in, out);
 }
