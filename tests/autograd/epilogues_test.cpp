@@ -66,6 +66,79 @@ TEST_CASE("epilogues: a product stays alone that others read, that is given, or 
         }) == 0);
 }
 
+TEST_CASE("epilogues: what a step writes behind a product and its reader keeps them from nothing") {
+  const TakesAll takes(DeviceType::cpu);
+  const NoGrad guard;
+  const Tensor weight = numbers({8, 8}, f32, 7);
+  const auto count = [&](const Step& step) {
+    const std::vector<Tensor> in{numbers({8, 8}, f32, 1)};
+    const Tensor before = clone(weight);
+    Program::Impl program = with_epilogues(step, in);
+    copy_(weight, before);
+    const std::vector<Tensor> got = program.replay(in);
+    const Tensor written = clone(weight);
+    copy_(weight, before);
+    check_same(got, step(in));
+    CHECK(same_bits(written, weight));
+    copy_(weight, before);
+    return products_with_regions(program);
+  };
+  const auto find_weight = [&](const Tensor&) { return weight; };
+  const auto make_weight = [](const Tensor& x) { return mul(x, 2.0); };
+  const auto reads = [](const Tensor& x, const Tensor& w) { return relu(matmul(x, w)); };
+  const auto each = [&](const auto& its_weight) {
+    CHECK(count([&](std::span<const Tensor> x) {
+            const Tensor w = its_weight(x[0]), y = reads(x[0], w);
+            add_(w, 1.0);
+            return std::vector<Tensor>{y, clone(w)};
+          }) == 1);
+    CHECK(count([&](std::span<const Tensor> x) {
+            const Tensor w = its_weight(x[0]), y = matmul(x[0], w);
+            add_(w, softmax(w, -1));
+            return std::vector<Tensor>{mul(y, softmax(w, -1)), clone(w)};
+          }) == 0);
+    CHECK(count([&](std::span<const Tensor> x) {
+            const Tensor w = its_weight(x[0]);
+            add_(w, 1.0);
+            return std::vector<Tensor>{reads(x[0], w), clone(w)};
+          }) == 1);
+  };
+  each(find_weight);
+  each(make_weight);
+}
+
+TEST_CASE("epilogues: a captured training step goes on with its products, and trains with eager's bits") {
+  const TakesAll takes(DeviceType::cpu);
+  const auto make = [] {
+    return std::vector{numbers({32, 16}, f32, 3).requires_grad_(),
+                       numbers({16, 32}, f32, 4).requires_grad_()};
+  };
+  const auto step_of = [](std::vector<Tensor>& weights) {
+    return [&](std::span<const Tensor> in) {
+      const Tensor loss = sum(relu(linear(relu(linear(in[0], weights[0])), weights[1])));
+      loss.backward();
+      const NoGrad guard;
+      for (Tensor& w : weights) {
+        add_(w, mul(w.grad(), -0.01));
+        w.set_grad({});
+      }
+      return std::vector{loss.detach()};
+    };
+  };
+  std::vector<Tensor> eager = make(), captured = make();
+  const auto eager_step = step_of(eager), captured_step = step_of(captured);
+  const std::vector<Tensor> in{numbers({4, 16}, f32, 5)};
+  eager_step(in);
+  Program program = capture(captured_step, in, Executor::fused);
+  for (int i = 0; i < 3; ++i) check_same(program.replay(in), eager_step(in));
+  for (std::size_t i = 0; i < eager.size(); ++i) CHECK(same_bits(eager[i], captured[i]));
+  const std::string text = to_string(program);
+  INFO(text);
+  std::size_t count = 0;
+  for (std::size_t at = 0; (at = text.find("fused_product[", at)) != text.npos; ++at) ++count;
+  CHECK(count >= 3);  // both layers, and the gradient that goes on through the first ReLU
+}
+
 TEST_CASE("epilogues: a compiled layer has eager's bits and fewer ops, forward and backward") {
   const TakesAll takes(DeviceType::cpu);
   const Tensor up = numbers({32, 16}, f32, 3).requires_grad_(),

@@ -7,7 +7,10 @@
 namespace sherd {
 
 Moves::Moves(const Recorded& program)
-    : trace_(program.trace), leaves_(trace_.storages.size()), foreign_(trace_.storages.size()) {
+    : trace_(program.trace),
+      leaves_(trace_.storages.size()),
+      foreign_(trace_.storages.size()),
+      writers_(trace_.storages.size()) {
   for (const TracedTensor& t : program.outputs) leaves_[t.storage] = true;
   if (program.cut)
     for (const auto& [storage, number] : program.cut->made) leaves_[storage] = true;
@@ -20,8 +23,9 @@ Moves::Moves(const Recorded& program)
   for (std::size_t i = 0; i < trace_.ops.size(); ++i)
     for (std::size_t k = 0; k < trace_.ops[i].in.size(); ++k) {
       const std::uint32_t storage = trace_.ops[i].in[k].storage;
-      if (storage != TracedTensor::none && trace_.ops[i].op->writes(k) && foreign_[storage])
-        barriers_.push_back(i + 1);
+      if (storage == TracedTensor::none || !trace_.ops[i].op->writes(k)) continue;
+      writers_[storage].push_back(i);
+      if (foreign_[storage]) barriers_.push_back(i + 1);
     }
 }
 
@@ -29,16 +33,19 @@ bool Moves::may_move(std::size_t i) const {
   const TracedOp& traced = trace_.ops[i];
   if (traced.op->mutating() || traced.op->call_among_ranks() != nullptr || asks_owner(traced, trace_))
     return false;
-  bool may = true;
-  each_tensor_of(traced, [&](const TracedTensor& t) { may &= !trace_.storages[t.storage].rewritten; });
-  return may && std::ranges::none_of(traced.out, [&](const TracedTensor& t) { return leaves_[t.storage]; });
+  return std::ranges::none_of(traced.out, [&](const TracedTensor& t) {
+    return leaves_[t.storage] || trace_.storages[t.storage].rewritten;
+  });
 }
 
 bool Moves::crosses(std::size_t i, std::size_t at) const {
-  return std::ranges::any_of(
-             trace_.ops[i].in,
-             [&](const TracedTensor& t) { return t.storage != TracedTensor::none && foreign_[t.storage]; }) &&
-         std::ranges::any_of(barriers_, [&](std::size_t before) { return before > i && before <= at; });
+  const auto writes_between = [&](std::size_t writer) { return writer > i && writer < at; };
+  const auto changes_between = [&](std::size_t before) { return before > i && before <= at; };
+  return std::ranges::any_of(trace_.ops[i].in, [&](const TracedTensor& t) {
+    return t.storage != TracedTensor::none &&
+           (std::ranges::any_of(writers_[t.storage], writes_between) ||
+            (foreign_[t.storage] && std::ranges::any_of(barriers_, changes_between)));
+  });
 }
 
 }  // namespace sherd

@@ -16,16 +16,17 @@ class Moves {
   bool leaves(std::uint32_t storage) const { return leaves_[storage]; }
   /// By storage, whether others have its memory too: of two such nobody knows whether they share it.
   bool foreign(std::uint32_t storage) const { return foreign_[storage]; }
-  /// Whether op `i` gives the same wherever it runs between what it reads and what reads it: it writes
-  /// nothing, calls and asks nobody, and nobody writes what it reads or gives or has it afterwards.
+  /// Whether op `i` gives the same wherever it reads the same, before what reads it: it writes nothing, calls
+  /// and asks nobody, and nobody writes what it gives or has it afterwards.
   bool may_move(std::size_t i) const;
   /// Whether what op `i` reads may be another thing before op `at`, behind it.
   bool crosses(std::size_t i, std::size_t at) const;
 
  private:
   const Trace& trace_;
-  std::vector<bool> leaves_, foreign_;  // by storage
-  std::vector<std::size_t> barriers_;   // ops before which what is foreign may change
+  std::vector<bool> leaves_, foreign_;             // by storage
+  std::vector<std::vector<std::size_t>> writers_;  // by storage: ops
+  std::vector<std::size_t> barriers_;              // ops before which what is foreign may change
 };
 
 }  // namespace sherd
