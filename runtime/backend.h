@@ -47,10 +47,10 @@ class SHERD_API Backend {
   /// The same on all devices of this type that the rank used. Nothing to wait for where a back end says
   /// nothing of its own: its work is done when it is asked for.
   virtual void synchronize_all() {}
-  /// Records the work that `work` gives to the device on this rank, instead of doing it. Null where the
-  /// device cannot, or where `work` does what a recording cannot hold (it waits, or copies from the host);
+  /// Records what the parts of `work` give to the device on this rank, instead of doing it. Null where the
+  /// device cannot, or where a part does what a recording cannot hold (it waits, or copies from the host);
   /// nothing has been done then either.
-  virtual std::unique_ptr<DeviceRecording> record(Device, const std::function<void()>&) { return nullptr; }
+  virtual std::unique_ptr<DeviceRecording> record(Device, const WorkInParts&) { return nullptr; }
   /// A mark after all work of this rank so far. A back end that says nothing of its own has none that is
   /// under way after `synchronize`, which this calls.
   virtual std::unique_ptr<DeviceMark> mark(Device device);

@@ -31,6 +31,7 @@
 #include "runtime/ops/list.h"
 #include "runtime/replay.h"
 #include "runtime/waiting.h"
+#include "tests/last_first.h"
 
 namespace sherd::test {
 namespace {
@@ -270,7 +271,7 @@ class LateMeeting final : public PeerMeeting, public std::enable_shared_from_thi
 
 /// What was given to a device to be done again and again.
 struct Recorded {
-  std::vector<std::function<void()>> tasks;
+  Tasks tasks;
   std::map<void*, std::size_t> own;                  ///< memory that the work makes on its way
   std::vector<std::pair<void*, std::size_t>> freed;  ///< memory of before that came back meanwhile
 };
@@ -357,10 +358,10 @@ void overwrite_and_free(void* data, std::size_t bytes) {
 /// Its own memory holds nothing when it begins to run.
 class LateRecording final : public DeviceRecording {
  public:
-  LateRecording(Rank& rank, const std::function<void()>& work) : rank_(rank) {
+  LateRecording(Rank& rank, const WorkInParts& work) : rank_(rank) {
     rank_.recorded = &recorded_;
     try {
-      work();
+      record_last_first(work, recorded_.tasks);
     } catch (...) {
       end();
       free_all(recorded_.own);
@@ -612,7 +613,7 @@ class LateBackend final : public Backend {
     return std::make_unique<LateAside>(rank_of(device));
   }
   PeerQueue* peer_queue(Device device) override { return &rank_of(device).peers; }
-  std::unique_ptr<DeviceRecording> record(Device device, const std::function<void()>& work) override {
+  std::unique_ptr<DeviceRecording> record(Device device, const WorkInParts& work) override {
     const RandomReplay& replay = random_replay();
     if (replay.end > replay.first.offset) return nullptr;  // ops draw with the keys that they hold
     try {

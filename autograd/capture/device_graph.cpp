@@ -185,18 +185,43 @@ bool Program::Impl::recorded(std::uint32_t step, const DeviceGraph& made) const 
   return !steps[step].op->is_view() && !std::ranges::binary_search(made.bringing, step);
 }
 
+/// The bytes of the device that an op uses, where its tensors are now.
+std::vector<Use> Program::Impl::uses_of(const Step& step) {
+  std::vector<Use> uses;
+  const auto add = [&](const Tensor& t, bool writes) {
+    if (!t.defined()) return;
+    const InputBytes bytes = input_bytes(t, t.layout());
+    const auto first = reinterpret_cast<std::uintptr_t>(address(t.storage_ref(), bytes.first));
+    uses.push_back({first, first + bytes.count, writes});
+  };
+  for (std::size_t i = 0; i < step.bound_in.size(); ++i) add(step.bound_in[i], step.op->writes(i));
+  for (const Tensor& t : step.bound_out) add(t, true);
+  return uses;
+}
+
 /// False where the device cannot.
 bool Program::Impl::record(DeviceGraph::Part& part, const DeviceGraph& made) {
-  part.recording = backend(made.device.type).record(made.device, [&] {
-    if (made.calls) made.calls->begin();
-    for (std::uint32_t i = part.first; i < part.end; ++i) {
-      if (!recorded(i, made)) continue;
-      if (steps[i].op->call_among_ranks() != nullptr)
-        made.calls->record({steps[i].op.get(), steps[i].bound_in});
-      else
-        run_op(steps[i]);
-    }
-  });
+  WorkInParts work;
+  OpOrder order;
+  std::vector<std::uint32_t> which;  // step is a part
+  for (std::uint32_t i = part.first; i < part.end; ++i) {
+    if (!recorded(i, made)) continue;
+    which.push_back(i);
+    const std::vector<Use> uses = uses_of(steps[i]);
+    std::size_t bytes = 0;
+    for (const Use& use : uses) bytes += use.past - use.first;
+    const bool alone = steps[i].op->call_among_ranks() != nullptr;
+    work.parts.push_back({bytes, alone ? order.next_alone() : order.next(uses)});
+  }
+  work.give = [&](std::uint32_t k) {
+    if (k == 0 && made.calls) made.calls->begin();
+    Step& step = steps[which[k]];
+    if (step.op->call_among_ranks() != nullptr)
+      made.calls->record({step.op.get(), step.bound_in});
+    else
+      run_op(step);
+  };
+  part.recording = backend(made.device.type).record(made.device, work);
   return part.recording != nullptr;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "autograd/capture/capture.h"
+#include "autograd/capture/order.h"
 #include "autograd/capture/packing.h"
 #include "autograd/capture/recorded.h"
 #include "runtime/device_recording.h"
@@ -175,6 +176,7 @@ struct Program::Impl {
   void bind_memory(const DeviceGraph& of);
   std::shared_ptr<RecordedCalls> recorded_calls() const;
   bool recorded(std::uint32_t step, const DeviceGraph& made) const;
+  static std::vector<Use> uses_of(const Step& step);
   bool record(DeviceGraph::Part& part, const DeviceGraph& made);
   void run_graph(const std::vector<Tensor>& given);
 

@@ -133,7 +133,7 @@ class CudaBackend final : public Backend {
     return properties.name;
   }
 
-  std::unique_ptr<DeviceRecording> record(Device device, const std::function<void()>& work) override {
+  std::unique_ptr<DeviceRecording> record(Device device, const WorkInParts& work) override {
     return record_graph(device, work);
   }
 

@@ -11,6 +11,7 @@
 #include "runtime/cuda/device_key.h"
 #include "runtime/cuda/graph_memory.h"
 #include "runtime/cuda/kernels.h"
+#include "runtime/cuda/lanes.h"
 #include "runtime/cuda/memory.h"
 #include "runtime/cuda/rank.h"
 #include "runtime/log.h"
@@ -51,7 +52,7 @@ class Graph final : public DeviceRecording {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  void record(const std::function<void()>& work);
+  void record(const WorkInParts& work);
   void run(RandomKey start) override {
     const cudaStream_t stream = stream_of(device_);
     if (draws_) launch_set_key(start, start_.get(), stream);
@@ -94,7 +95,7 @@ class Capturing {
   DeviceState& state_;
 };
 
-void Graph::record(const std::function<void()>& work) {
+void Graph::record(const WorkInParts& work) {
   DeviceState& state = state_of(device_);
   memory_ = state.graph_memory();
   Capturing capturing(state);
@@ -103,7 +104,7 @@ void Graph::record(const std::function<void()>& work) {
   draws_ = replay.end > replay.first.offset;
   {
     const ReplayingRandom scope(replay);
-    work();
+    give_in_lanes(work, state);
   }
   const cudaGraph_t graph = capturing.end();
   check<StateError>(graph != nullptr, "cuda graph: {}", cudaGetErrorString(cudaGetLastError()));
@@ -114,7 +115,7 @@ void Graph::record(const std::function<void()>& work) {
   check_cuda(cudaGraphUpload(graph_, state.stream()), "cuda graph");  // what it lacks is found out here
 }
 
-std::unique_ptr<DeviceRecording> record_once(Device device, const std::function<void()>& work) {
+std::unique_ptr<DeviceRecording> record_once(Device device, const WorkInParts& work) {
   auto graph = std::make_unique<Graph>(device);
   graph->record(work);
   return graph;
@@ -128,7 +129,7 @@ DeviceKey device_key(RandomKey key) {
   return {{0, key.offset - replay.first.offset}, replay.on_device};
 }
 
-std::unique_ptr<DeviceRecording> record_graph(Device device, const std::function<void()>& work) {
+std::unique_ptr<DeviceRecording> record_graph(Device device, const WorkInParts& work) {
   try {
     try {
       return record_once(device, work);

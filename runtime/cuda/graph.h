@@ -1,7 +1,6 @@
 // Work of a rank's stream as a CUDA graph.
 #pragma once
 
-#include <functional>
 #include <memory>
 
 #include "runtime/device.h"
@@ -10,6 +9,6 @@
 namespace sherd::cuda {
 
 /// As `Backend::record`.
-std::unique_ptr<DeviceRecording> record_graph(Device device, const std::function<void()>& work);
+std::unique_ptr<DeviceRecording> record_graph(Device device, const WorkInParts& work);
 
 }  // namespace sherd::cuda

@@ -27,13 +27,15 @@ GraphMemory::~GraphMemory() {
   cudaGetLastError();
 }
 
-void* GraphMemory::take(std::size_t bytes) {
+void* GraphMemory::take(std::size_t bytes, int lane) {
   Block* best = nullptr;
   for (Block& block : blocks_)
-    if (!block.taken && block.bytes >= bytes && (best == nullptr || block.bytes < best->bytes)) best = &block;
+    if (!block.taken && block.lane == lane && block.bytes >= bytes &&
+        (best == nullptr || block.bytes < best->bytes))
+      best = &block;
   if (best == nullptr) {
     const BesideRecording scope;
-    Block made{nullptr, bytes, false};
+    Block made{nullptr, bytes, lane, false};
     const cudaError_t status = cudaMallocFromPoolAsync(&made.data, bytes, pool_, stream_);
     if (status == cudaErrorMemoryAllocation)
       refuse_memory(Device::cuda(device_),

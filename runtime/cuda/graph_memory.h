@@ -21,8 +21,9 @@ class GraphMemory {
   GraphMemory(const GraphMemory&) = delete;
   GraphMemory& operator=(const GraphMemory&) = delete;
 
-  /// A block for the recording under way; OutOfMemoryError where the driver has none.
-  void* take(std::size_t bytes);
+  /// A block for what a lane of the recording under way makes (lanes.h); OutOfMemoryError where the driver
+  /// has none. Lanes run beside each other, so none has a block that another one had.
+  void* take(std::size_t bytes, int lane);
   /// A block that what is recorded from now on may use again. Ignores others.
   void give(void* block) noexcept;
   /// Of all blocks.
@@ -34,6 +35,7 @@ class GraphMemory {
   struct Block {
     void* data;
     std::size_t bytes;
+    int lane;
     bool taken;
   };
   int device_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "runtime/cuda/beside_recording.h"
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/cublaslt.h"
 #include "runtime/cuda/stream_memory.h"
@@ -181,14 +182,11 @@ struct MatMulPlans::Product {
   std::vector<cublasLtMatmulAlgo_t> others{};  // until they were searched
 };
 
-MatMulPlans::MatMulPlans() {
-  check_blas(cublaslt().create(&handle_), "handle");
-  check_cuda(cudaMalloc(&workspace_, workspace_bytes), "matmul: workspace");
-}
+MatMulPlans::MatMulPlans() { check_blas(cublaslt().create(&handle_), "handle"); }
 
 MatMulPlans::~MatMulPlans() {
   products_.clear();
-  cudaFree(workspace_);
+  for (const auto& [stream, workspace] : workspaces_) cudaFree(workspace);
   cublaslt().destroy(handle_);
 }
 
@@ -202,9 +200,10 @@ MatMulPlans::Product* MatMulPlans::find(const ProductShape& s) {
               s.transpose_a ? layout(a, s.m, s.k, s.lda, s.batch, s.stride_a)
                             : layout(a, s.k, s.m, s.lda, s.batch, s.stride_a),
               layout(data_type(s.dtype), s.n, s.m, s.n, s.batch, s.m * s.n), s.dtype == DType::f64});
+  const void* const somewhere = made.get();
   if (s.row_scales)  // an algorithm is chosen for vectors that are there
     for (const auto attribute : {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER})
-      check_blas(cublaslt().desc_set(made->operation.get(), attribute, &workspace_, sizeof workspace_),
+      check_blas(cublaslt().desc_set(made->operation.get(), attribute, &somewhere, sizeof somewhere),
                  "scale");
   cublasLtMatmulHeuristicResult_t choices[most_choices]{};
   int found = 0;
@@ -222,6 +221,15 @@ MatMulPlans::Product* MatMulPlans::find(const ProductShape& s) {
   return products_.emplace(s, std::move(made)).first->second.get();
 }
 
+void* MatMulPlans::workspace_of(cudaStream_t stream) {
+  void*& workspace = workspaces_[stream];
+  if (workspace == nullptr) {
+    const BesideRecording scope;
+    check_cuda(cudaMalloc(&workspace, workspace_bytes), "matmul: workspace");
+  }
+  return workspace;
+}
+
 cublasStatus_t MatMulPlans::queue(const Product& p, const cublasLtMatmulAlgo_t& algorithm,
                                   const ProductData& d, cudaStream_t stream) {
   const double one = 1, zero = 0;
@@ -230,8 +238,8 @@ cublasStatus_t MatMulPlans::queue(const Product& p, const cublasLtMatmulAlgo_t& 
   const void* nothing = p.wide ? static_cast<const void*>(&zero) : &zero32;
   return cublaslt().matmul(handle_, p.operation.get(), whole, d.b, p.first.get(), d.a, p.second.get(),
                            d.residual != nullptr ? whole : nothing, d.residual != nullptr ? d.residual : d.c,
-                           p.result.get(), d.c, p.result.get(), &algorithm, workspace_, workspace_bytes,
-                           stream);
+                           p.result.get(), d.c, p.result.get(), &algorithm, workspace_of(stream),
+                           workspace_bytes, stream);
 }
 
 void MatMulPlans::search(const ProductShape& s, Product& p, cudaStream_t stream) {

@@ -48,8 +48,8 @@ class MatMulPlans {
   MatMulPlans(const MatMulPlans&) = delete;
   MatMulPlans& operator=(const MatMulPlans&) = delete;
 
-  /// Queues the product on `stream`, which must be the same in all calls. f32 is computed in f32, in
-  /// TF32 only where the shape says so; halves accumulate in f32.
+  /// Queues the product on `stream`. f32 is computed in f32, in TF32 only where the shape says so; halves
+  /// accumulate in f32.
   void run(const ProductShape& shape, const ProductData& data, cudaStream_t stream);
   /// Whether the library has an algorithm for it; `run` throws NotImplementedError where it has none.
   bool has(const ProductShape& shape) { return find(shape) != nullptr; }
@@ -59,12 +59,13 @@ class MatMulPlans {
   Product* find(const ProductShape& shape);
   cublasStatus_t queue(const Product& product, const cublasLtMatmulAlgo_t& algorithm, const ProductData& data,
                        cudaStream_t stream);
+  void* workspace_of(cudaStream_t stream);
   /// Takes the fastest of the library's choices that give the bits of its first on noise, so that bits do not
   /// follow the clock. Waits for the device; a shape is searched once.
   void search(const ProductShape& shape, Product& product, cudaStream_t stream);
 
   cublasLtHandle_t handle_ = nullptr;
-  void* workspace_ = nullptr;
+  std::map<cudaStream_t, void*> workspaces_;  // one each, since streams run beside each other
   std::map<ProductShape, std::unique_ptr<Product>> products_;  // null where the library has none
 };
 

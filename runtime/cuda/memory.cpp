@@ -98,7 +98,7 @@ void* allocate(Device device, std::size_t bytes) {
   DeviceState& state = state_of(device);
   void* data = nullptr;
   bytes = BlockCache::rounded(bytes);  // never 0: null would mean "released"
-  if (state.recording()) return state.graph_memory()->take(bytes);
+  if (state.recording()) return state.graph_memory()->take(bytes, state.lane());
   cudaError_t status = cudaMallocAsync(&data, bytes, state.stream());
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();

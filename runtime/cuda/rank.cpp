@@ -1,8 +1,11 @@
 #include "runtime/cuda/rank.h"
 
+#include <span>
+
 #include "runtime/context.h"
 #include "runtime/cuda/attention_cudnn.h"
 #include "runtime/cuda/backend.h"
+#include "runtime/cuda/beside_recording.h"
 #include "runtime/cuda/check.h"
 #include "runtime/cuda/conv_cudnn.h"
 #include "runtime/cuda/fault_board.h"
@@ -22,10 +25,8 @@ struct Devices {
 
 Event::Event() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cuda event"); }
 Event::~Event() { cudaEventDestroy(event_); }
-void Event::order(cudaStream_t earlier, cudaStream_t later) {
-  check_cuda(cudaEventRecord(event_, earlier), "cuda event");
-  check_cuda(cudaStreamWaitEvent(later, event_), "cuda event");
-}
+void Event::record(cudaStream_t earlier) { check_cuda(cudaEventRecord(event_, earlier), "cuda event"); }
+void Event::precede(cudaStream_t later) { check_cuda(cudaStreamWaitEvent(later, event_), "cuda event"); }
 
 namespace {
 cudaStream_t make_stream(int index) {
@@ -53,6 +54,8 @@ DeviceState::~DeviceState() {
   faults_.reset();
   if (reader_ != nullptr) cudaStreamDestroy(reader_);
   if (aside_ != nullptr) cudaStreamDestroy(aside_);
+  for (const cudaStream_t lane : std::span(lanes_).subspan(1))
+    if (lane != nullptr) cudaStreamDestroy(lane);
   if (returns_ != nullptr) cudaStreamDestroy(returns_);
   cudaStreamDestroy(stream_);
 }
@@ -83,6 +86,17 @@ void DeviceState::begin_aside() {
 void DeviceState::end_aside() noexcept {
   std::swap(stream_, aside_);
   is_aside_ = false;
+}
+
+void DeviceState::work_in_lane(int lane) {
+  cudaStream_t& its = lanes_.at(static_cast<std::size_t>(lane));
+  if (lane != lane_ && its == nullptr) {
+    const BesideRecording scope;
+    its = make_stream(index_);
+  }
+  lanes_[static_cast<std::size_t>(lane_)] = stream_;
+  stream_ = its;
+  lane_ = lane;
 }
 
 void DeviceState::free_on(cudaStream_t stream, const std::function<void()>& drop) {

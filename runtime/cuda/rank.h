@@ -30,11 +30,20 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   /// Work that is given to `later` from now on runs after the work that `earlier` holds now.
-  void order(cudaStream_t earlier, cudaStream_t later);
+  void order(cudaStream_t earlier, cudaStream_t later) {
+    record(earlier);
+    precede(later);
+  }
+  /// The two halves of `order`.
+  void record(cudaStream_t earlier);
+  void precede(cudaStream_t later);
 
  private:
   cudaEvent_t event_ = nullptr;
 };
+
+/// Streams that a recording has, the rank's own among them (lanes.h).
+inline constexpr int most_lanes = 4;
 
 /// A rank's stream on one GPU, what libraries keep for it (matmul_plans.h, cudnn_plans.h) and its reports
 /// of bad values.
@@ -75,6 +84,9 @@ class DeviceState {
   /// From here to `end_aside`, `stream()` is another one, which follows it; and what is freed is freed there.
   void begin_aside();
   void end_aside() noexcept;
+  /// Until the next call `stream()` is that of a lane of a recording (lanes.h): 0 is the rank's own.
+  void work_in_lane(int lane);
+  int lane() const { return lane_; }
   /// Runs `drop`; what it frees is freed on `stream` in place of the rank's own.
   void free_on(cudaStream_t stream, const std::function<void()>& drop);
   /// The stream of `free_on` while it runs, or that of a scope aside; else null.
@@ -90,6 +102,8 @@ class DeviceState {
   bool recording_ = false;
   cudaStream_t stream_ = nullptr, reader_ = nullptr, frees_ = nullptr, aside_ = nullptr, returns_ = nullptr;
   bool is_aside_ = false;
+  int lane_ = 0;
+  std::array<cudaStream_t, most_lanes> lanes_{};  // that of `lane_` stands in `stream_`
   Event before_aside_, before_return_;
   std::shared_ptr<Maker> maker_ = std::make_shared<Maker>();
   BlockCache blocks_;

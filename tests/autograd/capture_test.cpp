@@ -19,6 +19,7 @@
 #include "runtime/ops/elementwise_list.h"
 #include "runtime/ops/optimizer_steps.h"
 #include "tests/catch.h"
+#include "tests/last_first.h"
 
 using namespace sherd;
 using Catch::Matchers::ContainsSubstring;
@@ -781,7 +782,7 @@ namespace {
 /// The host's memory as a device that records: what its ops do is noted, and done when the recording runs.
 class Recorder final : public Backend {
  public:
-  using Work = std::vector<std::function<void()>>;
+  using Work = test::Tasks;
   class Recording final : public DeviceRecording {
    public:
     Recording(Work work) : work_(std::move(work)) {}
@@ -801,10 +802,10 @@ class Recorder final : public Backend {
     std::memcpy(to, from, bytes);
   }
   void synchronize(Device) override {}
-  std::unique_ptr<DeviceRecording> record(Device, const std::function<void()>& work) override {
+  std::unique_ptr<DeviceRecording> record(Device, const WorkInParts& work) override {
     Work noted;
     noting_ = &noted;
-    work();
+    test::record_last_first(work, noted);
     noting_ = nullptr;
     ++made;
     return std::make_unique<Recording>(std::move(noted));

@@ -113,7 +113,8 @@ TEST_CASE("cuda: a block that another thread frees is used again after its maker
         ones({3}, {f32, gpu});
       };
       if (while_recording)
-        CHECK(backend(DeviceType::cuda).record(gpu, free_elsewhere) != nullptr);
+        CHECK(backend(DeviceType::cuda).record(gpu, {{{0, {}}}, [&](std::uint32_t) { free_elsewhere(); }}) !=
+              nullptr);
       else
         free_elsewhere();
       synchronize(gpu);
