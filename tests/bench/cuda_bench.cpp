@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <map>
 #include <string>
 #include <utility>
 
@@ -30,6 +29,7 @@
 #include "runtime/ops/picking.h"
 #include "runtime/ops/softmax.h"
 #include "tests/bench/mlp.h"
+#include "tests/bench/profile.h"
 
 using namespace sherd;
 
@@ -355,46 +355,9 @@ void small() {
   std::fflush(stdout);
 }
 
-/// Time by op, each waited for.
-class Profile final : public Listener {
- public:
-  void after(const AnyOp& op, Inputs, Outputs) override {
-    wait();
-    const double t = now();
-    times_[std::string(op.name())] += t - last_;
-    last_ = t;
-  }
-  void start() {
-    times_.clear();
-    last_ = now();
-  }
-  void print() const {
-    std::vector<std::pair<double, std::string>> sorted;
-    double total = 0;
-    for (const auto& [name, seconds] : times_) {
-      sorted.emplace_back(seconds, name);
-      total += seconds;
-    }
-    std::sort(sorted.rbegin(), sorted.rend());
-    for (const auto& [seconds, name] : sorted)
-      if (seconds > 2e-4) std::printf("  %-28s %9.2f ms\n", name.c_str(), seconds * 1e3);
-    std::printf("  %-28s %9.2f ms\n", "all", total * 1e3);
-  }
-
- private:
-  std::map<std::string, double> times_;
-  double last_ = 0;
-};
-
 void profile(std::int64_t batch) {
   GptStep step(d12, batch);
-  for (int i = 0; i < 2; ++i) step();
-  wait();
-  Profile profile;
-  const Listening listening(profile);
-  profile.start();
-  step();
-  profile.print();
+  bench::profile([&] { step(); });
 }
 
 }  // namespace

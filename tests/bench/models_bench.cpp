@@ -2,7 +2,7 @@
 // regions: time and peak memory, a line each.
 //   models_bench [resnet] [unet] [vit] [lstm] [transformer] [llama]      (all by default)
 // torch_models.py prints the same lines of PyTorch's. MODELS_ONCE=1 makes two steps of each and times none:
-// for profilers.
+// for profilers; MODELS_PROFILE=1 prints the called step's time by op instead.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -22,6 +22,7 @@
 #include "nn/transformer.h"
 #include "runtime/context.h"
 #include "tests/bench/models.h"
+#include "tests/bench/profile.h"
 
 using namespace sherd;
 
@@ -77,6 +78,7 @@ void time_both_ways(const std::string& name, Model& model, Optimizer& optimizer,
     optimizer.zero_grad();
     return std::vector<Tensor>{loss.detach()};
   };
+  if (std::getenv("MODELS_PROFILE") != nullptr) return bench::profile([&] { step(batch); });
   report(name + " called", [&] { return step(batch)[0]; });
   {
     Program program = capture(step, batch);
