@@ -194,7 +194,8 @@ class Planning {
     rows_ = rows_ || over == Lies::row;
     if (&member.op->kernels() == &kernel_row<ops::Cast>() ||
         &member.op->kernels() == &kernel_row<ops::Clone>()) {
-      const bool fits = lies(in[0]) == over || (lies(in[0]) == Lies::apart && plan_.places[in[0]].step == 1);
+      const bool fits = lies(in[0]) == over ||
+                        (over == Lies::full && lies(in[0]) == Lies::apart && plan_.places[in[0]].step == 1);
       convert(fits ? in[0] : spread(in[0], over), out);
       look_at_rows(plan_.instructions.back());
     } else {
@@ -240,18 +241,21 @@ class Planning {
     const KeepsLoop keeps(step);
     sherd::detail::loop_of(member.op->kernels())(member.op->value(), dtype_of(member.in.back()), keeps);
     plan_.complete = plan_.complete && keeps.copied;
-    if (keeps.in_f32)
-      for (std::uint32_t& place : in)
-        if (is_half(place_dtypes_[place])) place = widened(place);
+    const bool strided = std::ranges::any_of(
+        in, [&](std::uint32_t place) { return lies(place) == Lies::apart && step_in(place) != 1; });
+    for (std::uint32_t& place : in) {
+      if (over == Lies::row && lies(place) == Lies::apart) place = spread(place, over);
+      if (keeps.in_f32 && is_half(place_dtypes_[place])) place = widened(place);
+    }
     step.over = over;
     step.columns = columns_;
     step.count = static_cast<int>(in.size()) + 1;
     // The variant of the loop that a call of the op itself takes (`RowsOfCall`): of two NaN that meet the
     // variant decides whose sign comes out.
-    const bool gathers = space_.columns() <= short_row && std::ranges::any_of(in, [&](std::uint32_t place) {
-                           return (keeps.in_f32 && place_dtypes_[place] == DType::f32) ||
-                                  (lies(place) == Lies::apart && step_in(place) != 1);
-                         });
+    const bool gathers = space_.columns() <= short_row &&
+                         (strided || (keeps.in_f32 && std::ranges::any_of(in, [&](std::uint32_t place) {
+                                        return place_dtypes_[place] == DType::f32;
+                                      })));
     bool has_number = false;
     for (std::size_t k = 0; k < in.size(); ++k) {
       const Lies how = lies(in[k]);

@@ -457,6 +457,24 @@ TEST_CASE("fuse: rows that are taken apart and put together are one region with 
     }
 }
 
+TEST_CASE("fuse: an element of a wide row that is read for the whole row is one") {
+  for (const DType dtype : {f32, bf16, f64})
+    for (const Shape& shape : {Shape{256}, Shape{1, 31}, Shape{1, 600}, Shape{5, 100}}) {
+      INFO(name_of(dtype) << " " << shape);
+      const Step step = [](std::span<const Tensor> in) {
+        const Tensor y = mul(in[0], 2.0);
+        const int last = y.rank() - 1;
+        const Tensor one = narrow(y, last, 0, 1), behind = narrow(y, last, 3, 1);
+        return std::vector<Tensor>{sigmoid(one), mul(clone(one), 0.5), to(behind, f32), add(one, behind),
+                                   tanh(y)};
+      };
+      const std::vector<Tensor> in{numbers(shape, dtype, 1)};
+      Program::Impl program = fused(step, in);
+      INFO(program.text());
+      for (int times = 0; times < 20; ++times) check_bits(step, in, program);
+    }
+}
+
 TEST_CASE("fuse: random steps over rows and columns have their bits") {
   std::size_t members = 0;
   for (unsigned seed = 0; seed < 2000; ++seed) {
