@@ -139,6 +139,18 @@ TEST_CASE("epilogues: a captured training step goes on with its products, and tr
   CHECK(count >= 3);  // both layers, and the gradient that goes on through the first ReLU
 }
 
+TEST_CASE("epilogues: a chain behind a product that nobody reads is no part of it") {
+  const TakesAll takes(DeviceType::cpu);
+  const NoGrad guard;
+  const Step step = [](std::span<const Tensor> in) {
+    tanh(mul(matmul(in[0], in[1]), 2.0));
+    return std::vector<Tensor>{mul(in[0], 2.0)};
+  };
+  const std::vector<Tensor> in{numbers({8, 8}, f32, 1), numbers({8, 8}, f32, 2)};
+  Program program = capture(step, in, Executor::fused);
+  for (int times = 0; times < 3; ++times) check_same(program.replay(in), step(in));
+}
+
 TEST_CASE("epilogues: a compiled layer has eager's bits and fewer ops, forward and backward") {
   const TakesAll takes(DeviceType::cpu);
   const Tensor up = numbers({32, 16}, f32, 3).requires_grad_(),

@@ -47,7 +47,7 @@ class Joining {
   std::optional<TracedOp> joined(std::uint32_t i) {
     const TracedOp& traced = ops()[i];
     const std::shared_ptr<const Region> region = region_of(traced);
-    if (!region || std::ranges::count(region->written, true) > 0) return {};
+    if (!region || region->results.empty() || std::ranges::count(region->written, true) > 0) return {};
     for (std::uint32_t k = 0; k < traced.in.size(); ++k) {
       const std::uint32_t product = maker_of(traced.in[k], i);
       if (product == none) continue;
