@@ -3,8 +3,25 @@
 #include <algorithm>
 
 #include "autograd/capture/passes/rewrite.h"
+#include "runtime/ops/cross_entropy.h"
+#include "runtime/ops/index.h"
+#include "runtime/ops/multinomial.h"
+#include "runtime/ops/nll.h"
+#include "runtime/ops/picking.h"
 
 namespace sherd {
+namespace {
+
+/// Whether values that it is given may have an op throw: positions, targets, weights of draws.
+bool looks_at_values(const AnyOp& op) {
+  static const KernelRow* const all[] = {
+      &kernel_row<ops::Take>(),         &kernel_row<ops::PutAt>(), &kernel_row<ops::ElementNumbers>(),
+      &kernel_row<ops::CrossEntropy>(), &kernel_row<ops::Nll>(),   &kernel_row<ops::Multinomial>(),
+      &kernel_row<ops::ManyDraws>()};
+  return std::ranges::find(all, &op.kernels()) != std::end(all);
+}
+
+}  // namespace
 
 Moves::Moves(const Recorded& program)
     : trace_(program.trace),
@@ -41,6 +58,8 @@ bool Moves::may_move(std::size_t i) const {
 bool Moves::crosses(std::size_t i, std::size_t at) const {
   const auto writes_between = [&](std::size_t writer) { return writer > i && writer < at; };
   const auto changes_between = [&](std::size_t before) { return before > i && before <= at; };
+  // Who catches what it throws finds what eager code had written by then.
+  if (looks_at_values(*trace_.ops[i].op) && std::ranges::any_of(barriers_, changes_between)) return true;
   return std::ranges::any_of(trace_.ops[i].in, [&](const TracedTensor& t) {
     return t.storage != TracedTensor::none &&
            (std::ranges::any_of(writers_[t.storage], writes_between) ||

@@ -19,7 +19,8 @@ class Moves {
   /// Whether op `i` gives the same wherever it reads the same, before what reads it: it writes nothing, calls
   /// and asks nobody, and nobody writes what it gives or has it afterwards.
   bool may_move(std::size_t i) const;
-  /// Whether what op `i` reads may be another thing before op `at`, behind it.
+  /// Whether what op `i` reads may be another thing before op `at`, behind it, or it may throw and others see
+  /// something written between.
   bool crosses(std::size_t i, std::size_t at) const;
 
  private:
