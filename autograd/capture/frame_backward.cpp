@@ -175,12 +175,18 @@ Recorded Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std:
     if (!gradient.defined()) continue;
     results.push_back(gradient);
     const Spec& spec = targets_[edges_[i]].spec;
-    const auto taken = [&](DType dtype) {
-      const auto bytes = static_cast<std::size_t>(gradient.numel() * size_of(dtype));
-      return static_cast<std::int64_t>(bytes_taken(gradient.device(), bytes));
+    const auto bytes = [&](DType dtype) {
+      return static_cast<std::size_t>(gradient.numel() * size_of(dtype));
     };
+    const auto taken = [&](DType dtype) {
+      return static_cast<std::int64_t>(bytes_taken(gradient.device(), bytes(dtype)));
+    };
+    const bool copied = targets_[edges_[i]].leaf != nullptr &&  // which has dense memory of its own
+                        (!gradient.is_contiguous() || gradient.storage().bytes() != bytes(gradient.dtype()));
     if (gradient.dtype() != spec.dtype)
       made.roundings.push_back({taken(gradient.dtype()), taken(spec.dtype)});
+    else if (copied)
+      made.roundings.push_back({0, taken(spec.dtype)});
   }
   tracer.check_alive(results);
   tracer.check_constants();
@@ -191,8 +197,12 @@ Recorded Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std:
         call.kept, [&](const Program::Impl::Handed& kept) { return kept.memory.get() == storage; });
     return static_cast<std::uint32_t>(known - call.kept.begin());
   };
+  const auto is_kept = [&](const Storage& storage) { return number_of(&storage) < call.kept.size(); };
+  for (const Tensor& t : results)
+    check<StateError>(!is_kept(t.storage()),
+                      "compile: a gradient of shape {} is memory that the backward was handed", t.shape());
   for (const Tensor& t : given)
-    check<StateError>(number_of(&t.storage()) == call.kept.size(),
+    check<StateError>(!is_kept(t.storage()),
                       "compile: a gradient of shape {} shares memory with what the backward reads",
                       t.shape());
   Cut cut;
@@ -211,7 +221,10 @@ Recorded Frame::learn_backward(Tracer& tracer, const FrameCall& call, const std:
     if (kept_[k].storage != TracedTensor::none) cut.kept.emplace_back(i, k);
   }
   for (const TracedTensor& t : tracer.handed)
-    check<StateError>(t.storage != TracedTensor::none, "compile: a gradient comes of no op of the backward");
+    check<StateError>(
+        t.storage != TracedTensor::none && !(tracer.trace().storages[t.storage].outside &&
+                                             is_kept(*tracer.trace().storages[t.storage].outside)),
+        "compile: a gradient comes of no op of the backward");
   Recorded recorded = tracer.take(given, results);
   recorded.outputs.insert(recorded.outputs.begin(), tracer.handed.begin(), tracer.handed.end());
   check<StateError>(recorded.random_begin == recorded.random_end, "compile: a backward draws random numbers");
