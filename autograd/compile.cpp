@@ -69,11 +69,21 @@ std::int64_t MemoryBudget::limit(std::int64_t eager_peak, std::int64_t least) co
 namespace {
 
 /// What one thread calls by: workspaces are its own, and so is the order of its work on a device.
+/// What calls count, beside what programs know of themselves.
+void add_counts(CompileStats& to, const CompileStats& of) {
+  to.frames += of.frames;
+  to.hits += of.hits;
+  to.misses += of.misses;
+  to.eager += of.eager;
+  to.sharding_hooks += of.sharding_hooks;
+}
+
 struct OfThread {
   const void* thread;                          // its CompiledHere
   bool over = false;                           // which is gone, and another may be where it was
   std::list<std::shared_ptr<Frame>> frames{};  // the last used first
   CompileStats counts{};
+  std::string unfit{};   // why the last call that asked for no program ran eagerly
   std::size_t gone = 0;  // programs, for others
 
   /// The frame for such a call, moved to the front; null where there is none.
@@ -105,12 +115,16 @@ struct CompiledPrograms::Impl : std::enable_shared_from_this<Impl> {
   std::vector<std::weak_ptr<Impl>> parts{};
   std::mutex mutex;  // of the list
   std::vector<std::shared_ptr<OfThread>> threads{};
+  CompileStats of_others{};  // threads that are over and went
 
   /// This thread's. Those of threads that are over go.
   std::shared_ptr<OfThread> here() {
     CompiledHere& thread = compiled_here();
     const std::scoped_lock lock(mutex);
-    std::erase_if(threads, [](const auto& of) { return of->over; });
+    std::erase_if(threads, [this](const auto& of) {
+      if (of->over) add_counts(of_others, of->counts);
+      return of->over;
+    });
     for (const auto& of : threads)
       if (of->thread == &thread) return of;
     std::erase_if(thread.called, [this](const auto& of) { return of.expired() || of.lock().get() == this; });
@@ -127,9 +141,14 @@ struct CompiledPrograms::Impl : std::enable_shared_from_this<Impl> {
     const std::scoped_lock lock(mutex);
     return threads;
   }
+  CompileStats counts_of_others() {
+    const std::scoped_lock lock(mutex);
+    return of_others;
+  }
   void reset() {
     const std::scoped_lock lock(mutex);
     threads.clear();
+    of_others = {};
   }
   /// The parts of `whole` and theirs, as far as they are there, each once, and itself last.
   static std::vector<std::shared_ptr<Impl>> with_parts(std::shared_ptr<Impl> whole) {
@@ -167,23 +186,23 @@ CompiledPrograms::~CompiledPrograms() = default;
 
 CompileStats CompiledPrograms::stats() const {
   CompileStats stats;
-  for (const auto& programs : Impl::with_parts(impl_))
+  for (const auto& programs : Impl::with_parts(impl_)) {
+    add_counts(stats, programs->counts_of_others());
     for (const auto& of : programs->all()) {
-      stats.frames += of->counts.frames;
-      stats.hits += of->counts.hits;
-      stats.misses += of->counts.misses;
-      stats.eager += of->counts.eager;
-      stats.sharding_hooks += of->counts.sharding_hooks;
+      add_counts(stats, of->counts);
       for (const std::shared_ptr<Frame>& frame : of->frames) frame->count(stats);
     }
+  }
   return stats;
 }
 
 std::string CompiledPrograms::text() const {
   std::string text;
   for (const auto& programs : Impl::with_parts(impl_))
-    for (const auto& of : programs->all())
+    for (const auto& of : programs->all()) {
+      if (!of->unfit.empty()) text += "runs eagerly: " + of->unfit + "\n";
       for (const std::shared_ptr<Frame>& frame : of->frames) text += frame->text();
+    }
   return text;
 }
 
@@ -214,6 +233,7 @@ CompiledPrograms::Result CompiledPrograms::call(
   if (!reason.empty()) {
     check<StateError>(!strict, "compile: this call cannot be captured: {}", reason);
     ++here->counts.eager;
+    here->unfit = std::move(reason);
     return {body(), nullptr};
   }
   const std::vector<Tensor> given(inputs.begin(), inputs.end());

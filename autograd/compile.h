@@ -34,7 +34,7 @@ enum class ShardingHooks : std::uint8_t { around, inside };
 /// backward or of gradients that are its own, nor what a kernel takes for itself while it runs. Where there is a budget a program's first call keeps what eager code would. When its first
 /// backward is known the cheapest choice of what is kept is sought that fits, packed, in both; the rest,
 /// products too, the backward makes again where it needs it. The first backward throws ValueError with the
-/// least that is possible where nothing fits.
+/// least that is found where nothing fits.
 /// The budget is for backwards of the first one's kind: one that needs other gradients makes the same again,
 /// and takes what that takes.
 class SHERD_API MemoryBudget {

@@ -90,7 +90,9 @@ void describe(const T& value, std::vector<Tensor>& tensors, std::vector<std::uin
     words.push_back(static_cast<std::uint64_t>(std::distance(value.begin(), value.end())));
     for (const auto& item : value) describe(item, tensors, words, unfit);
   } else {
-    unfit = "an argument that is neither tensors nor a number, and whose type has no tensors_in";
+    unfit =
+        "an argument whose values no key can name: neither tensors, numbers, text, lists nor optionals of "
+        "these, nor a type with tensors_in and values_in";
   }
 }
 

@@ -46,6 +46,7 @@ Recorded record(const Step& step, const std::vector<Tensor>& inputs, std::vector
 
 Program capture(const Step& step, const std::vector<Tensor>& inputs, Executor executor) {
   static constexpr Pass fused[] = {{"fuse", fuse}, {"epilogues", epilogues}};
+  check<ValueError>(step != nullptr, "capture: an empty function");
   std::vector<Tensor> outputs;
   Recorded recorded = record(step, inputs, outputs);
   if (executor == Executor::fused) recorded = run_passes(std::move(recorded), fused);

@@ -244,8 +244,8 @@ struct Frame::Fitting {
     limit = budget.limit(eager_peak, found.peak);
     check<ValueError>(
         found.peak <= limit,
-        "compile: a call {}and its backward take {} bytes at least, {} with all that eager code "
-        "keeps, and the budget is {}; give them {}, or MemoryBudget::least()",
+        "compile: a call {}and its backward take {} bytes at the least that is found, {} with all that eager "
+        "code keeps, and the budget is {}; give them {}, or MemoryBudget::least()",
         shapes_of(frame.to_fit_->forward.inputs, [](const TracedTensor& t) { return t.layout.shape; }),
         found.peak, eager_peak, limit,
         budget.is_part() ? fmt::format("MemoryBudget::part({:.2f})", part_of(found.peak, eager_peak))

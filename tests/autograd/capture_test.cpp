@@ -770,6 +770,11 @@ TEST_CASE("a program that was moved from says so") {
   CHECK(two.replay({zeros({2})})[0].to_vector<float>() == std::vector<float>{1, 1});
 }
 
+TEST_CASE("an empty function is no step") {
+  CHECK_THROWS_AS(capture(Step{}, {}), ValueError);
+  CHECK_THROWS_WITH(capture(Step{}, {}), ContainsSubstring("capture: an empty function"));
+}
+
 TEST_CASE("strides that no element uses do not matter to a replay") {
   Program program = capture([](std::span<const Tensor> in) { return std::vector{exp(in[0])}; },
                             {transpose(zeros({3, 1}), 0, 1)});

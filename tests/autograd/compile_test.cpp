@@ -3,6 +3,7 @@
 #include <cstring>
 #include <optional>
 #include <random>
+#include <thread>
 
 #include "autograd/autograd.h"
 #include "autograd/recompute.h"
@@ -813,4 +814,61 @@ TEST_CASE(
     CHECK(same_bits(run(step), run(compiled)));
   }
   CHECK(compiled.stats().hits == 11);
+}
+
+namespace {
+
+/// An op whose gradient is its second input, or a view of it.
+struct KeptSlope {
+  static constexpr std::string_view name = "kept_slope";
+  static constexpr Arity arity = 2;
+  bool turned = false, also = false;
+  Specs infer(SpecSpan in) const { return {in[0]}; }
+  void run(Inputs in, Outputs out) const { copy_(out[0], in[0]); }
+  Reads reads(Mask) const { return {.inputs = 0b11}; }
+  Tensors grad(const GradArgs& args) const {
+    const Tensor& slope = args.inputs[1];
+    return {turned ? transpose(slope, 0, 1) : slope, also ? mul(slope, 2.0) : Tensor{}};
+  }
+  void fields(auto&& on) const {
+    on("turned", turned);
+    on("also", also);
+  }
+  bool operator==(const KeptSlope&) const = default;
+};
+
+}  // namespace
+
+TEST_CASE("compile: a gradient that is what the forward kept, or a view of it, is this call's") {
+  for (const KeptSlope& op : {KeptSlope{}, KeptSlope{.turned = true}, KeptSlope{.also = true}})
+    for (const Executor executor : {Executor::replay, Executor::partition, Executor::fused})
+      for (const MemoryBudget& memory : {MemoryBudget{}, MemoryBudget::least()}) {
+        const Step step = [&](std::span<const Tensor> in) {
+          return std::vector<Tensor>{sum(apply(op, in[0], tanh(mul(in[1], 2.0))))};
+        };
+        const Compiled compiled = compile(step, {.executor = executor, .memory = memory});
+        for (int call = 0; call < 4; ++call) {
+          const auto run = [&](const auto& f) {
+            manual_seed(static_cast<std::uint64_t>(call));
+            const std::vector<Tensor> in{randn({4, 4}).requires_grad_(), randn({4, 4}).requires_grad_()};
+            f(in)[0].backward();
+            return std::vector<Tensor>{in[0].grad(), op.also ? in[1].grad() : Tensor{}};
+          };
+          INFO("call " << call << " turned " << op.turned << " also " << op.also);
+          const std::vector<Tensor> got = run(compiled), wanted = run(step);
+          CHECK(same_bits(got[0], wanted[0]));
+          if (op.also) CHECK(same_bits(got[1], wanted[1]));
+        }
+      }
+}
+
+TEST_CASE("compile: calls of a thread that is over are counted, whoever calls next") {
+  const Compiled compiled = compile([](std::span<const Tensor> in) { return std::vector{mul(in[0], 2.0)}; });
+  std::thread([&] {
+    for (int call = 0; call < 10; ++call) compiled({ones({3})});
+  }).join();
+  CHECK(compiled.stats().hits == 9);
+  for (int call = 0; call < 3; ++call) compiled({ones({3})});
+  CHECK(compiled.stats().hits == 11);
+  CHECK(compiled.stats().misses == 2);
 }

@@ -406,6 +406,25 @@ TEST_CASE("compile: observers and hooks of the module run around programs; obser
   CHECK_THROWS_WITH(strict(batch()), ContainsSubstring("BatchNorm1d below is observed"));
 }
 
+namespace {
+
+struct ByName final : nn::Layer<ByName> {
+  nn::Linear linear{4, 4};
+  Tensor forward(const std::map<std::string, Tensor>& in) const { return linear(in.at("x")); }
+  void visit(auto&& on) { on("linear", linear); }
+};
+
+}  // namespace
+
+TEST_CASE("compile: why a module's call runs eagerly is said, though none was a program") {
+  ByName model;
+  nn::compile(model);
+  model(std::map<std::string, Tensor>{{"x", ones({1, 4})}});
+  CHECK(nn::compiled_programs(model).stats().eager == 1);
+  CHECK_THAT(nn::compiled_programs(model).text(),
+             ContainsSubstring("runs eagerly: an argument whose values"));
+}
+
 TEST_CASE("compile: misuse of a module is named") {
   Small model = small();
   CHECK_THROWS_WITH(compiled_programs(model), ContainsSubstring("Small is not compiled"));
