@@ -7,6 +7,7 @@
 #include "runtime/cuda/tf32.h"
 #include "runtime/ops.h"
 #include "runtime/ops/conv2d.h"
+#include "runtime/ops/linear.h"
 #include "runtime/ops/matmul.h"
 
 namespace sherd::cuda {
@@ -100,6 +101,58 @@ bool run_product_of_pixels(const Convolution& c) {
 
 bool run_product(const Convolution& c) {
   return has_one_pixel(c) && (run_product_of_pixels(c) || run_product_of_planes(c));
+}
+
+// ---- windows that tile the images, as a vision transformer's
+
+/// Whether windows of some size neither overlap nor leave pixels out. A product adds its bias to columns,
+/// which those of an image's gradient are not.
+bool has_tiles(const Convolution& c) {
+  if (c.makes == ConvMakes::x && c.bias.defined()) return false;
+  constexpr std::int64_t least_side = 4;  // smaller ones take longer to be laid side by side
+  const std::int64_t side = c.w.shape()[2];
+  const ops::ConvRule::Axis whole{.stride = side};
+  return c.rule.groups == 1 && c.rule.down == whole && c.rule.across == whole && c.w.shape()[3] == side &&
+         side >= least_side && size_of(c.x.dtype()) == 2 && c.x.shape()[2] == c.y.shape()[2] * side &&
+         c.x.shape()[3] == c.y.shape()[3] * side;
+}
+
+/// Images as (image, windows down, windows across, channel, down, across).
+Tensor tiles_of(const Tensor& images, std::int64_t side) {
+  const Shape &size = images.shape(), &strides = images.strides();
+  return alias(images,
+               {{size[0], size[2] / side, size[3] / side, size[1], side, side},
+                {strides[0], strides[2] * side, strides[3] * side, strides[1], strides[2], strides[3]},
+                images.layout().offset});
+}
+
+/// A product of matrices then, of the windows' elements as rows and of y's pixels with their channels last.
+bool run_product_of_tiles(const Convolution& c) {
+  if (!has_tiles(c)) return false;
+  const std::int64_t side = c.w.shape()[2], out = c.outputs(), row = c.inputs() * side * side,
+                     windows = c.y.numel() / out;
+  if (!is_whole_units(c, row) || !is_whole_units(c, out)) return false;
+  const Tensor w = reshape(c.w, {out, row});
+  const auto pixels = [&](const Tensor& t) {
+    return alias(t, {{windows, out}, {out, 1}, t.layout().offset});
+  };
+  if (c.makes == ConvMakes::x) {
+    const Tensor rows = empty({windows, row}, {c.x.dtype(), c.x.device()}), tiles = tiles_of(c.x, side);
+    multiply({false, false}, pixels(channels_last(c.y)), w, rows);
+    copy_(tiles, reshape(rows, tiles.shape()));
+    return true;
+  }
+  const Tensor rows = reshape(contiguous(tiles_of(c.x, side)), {windows, row});
+  if (c.makes == ConvMakes::w) {
+    multiply({true, false}, pixels(channels_last(c.y)), rows, w);
+    return true;
+  }
+  const Tensor given[] = {rows, w, c.bias, {}};
+  Tensor made = pixels(c.y);
+  const ops::Linear linear;
+  kernel_row<ops::Linear>().on(DeviceType::cuda)(&linear, Inputs(given, 4), Outputs(&made, 1));
+  lay_channels_last(c.y);
+  return true;
 }
 
 // ---- groups of one channel
@@ -275,7 +328,7 @@ bool run_cudnn(const Convolution& c) {
 
 bool run(const Convolution& c) {
   if (!has_kernels(c)) return false;
-  if (run_product(c)) return true;
+  if (run_product(c) || run_product_of_tiles(c)) return true;
   if (c.x.dtype() == DType::f64) return false;
   if (c.outputs() <= most_multiplier && run_depthwise(c)) return true;
   return run_cudnn(c) || run_depthwise(c);

@@ -146,6 +146,31 @@ TEST_CASE("cuda: convolutions of tensors at odd addresses agree with the CPU's")
     }
 }
 
+TEST_CASE("cuda: convolutions whose windows tile the images agree with the CPU's, however images lie") {
+  if (no_gpu()) return;
+  struct Tiles {
+    Shape x;
+    std::int64_t outputs, side;
+  };
+  for (DType dtype : short_floats)
+    for (const Tiles& t :
+         {Tiles{{2, 3, 32, 48}, 16, 16}, Tiles{{3, 8, 8, 12}, 24, 4}, Tiles{{1, 8, 14, 21}, 8, 7},
+          Tiles{{2, 3, 33, 48}, 16, 16}, Tiles{{2, 5, 20, 10}, 7, 5}, Tiles{{0, 3, 16, 16}, 8, 8}})
+      for (const bool last : {false, true})
+        for (const bool bias : {false, true}) {
+          INFO(name_of(dtype) << " x " << t.x << " side " << t.side << (last ? " last" : "")
+                              << (bias ? " bias" : ""));
+          Values values(23);
+          agree({values(t.x, dtype), values({t.outputs, t.x[1], t.side, t.side}, dtype),
+                 values({t.outputs}, dtype)},
+                2 * row_tolerance(dtype), [&](std::span<const Tensor> in) {
+                  const Tensor x =
+                      last ? permute(contiguous(permute(in[0], {0, 2, 3, 1})), {0, 3, 1, 2}) : in[0];
+                  return conv2d(x, in[1], bias ? in[2] : Tensor{}, {.stride = t.side});
+                });
+        }
+}
+
 TEST_CASE("cuda: transposed convolutions agree with the CPU's") {
   if (no_gpu()) return;
   for (DType dtype : floats)
