@@ -20,6 +20,7 @@ namespace sherd::cuda {
 /// 0.
 struct Pieces {
   std::int64_t outer, reduce, inner, length;
+  std::int64_t pitch = inner;  ///< elements from one row of `inner` to the next
 };
 
 /// What rules that do not look at the first element are given for it.
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(block_columns* Rows, Rows > 1 ? 1024 / (block_
   for (std::int64_t b = blockIdx.x; b < p.outer * across; b += gridDim.x) {
     const std::int64_t o = b / across, column = (b % across * block_columns + threadIdx.x) * V;
     const bool inside = column < p.inner;
-    const T* from = x + o * p.reduce * p.inner + column;
+    const T* from = x + o * p.reduce * p.pitch + column;
     compute_t<T> top[V] = {};
 #pragma unroll
     for (int j = 0; j < V; ++j) {
@@ -98,11 +99,11 @@ __global__ void __launch_bounds__(block_columns* Rows, Rows > 1 ? 1024 / (block_
       for (std::int64_t i = first + threadIdx.y; i < last; i += Rows) {
         if constexpr (V > 1) {
           compute_t<T> wide[V];
-          Raw<V, T>::load(from + i * p.inner).widen_to(wide);
+          Raw<V, T>::load(from + i * p.pitch).widen_to(wide);
 #pragma unroll
           for (int j = 0; j < V; ++j) run[j] += rule.term(wide[j], top[j]);
         } else {
-          run[0] += rule.term(widen(from[i * p.inner]), top[0]);
+          run[0] += rule.term(widen(from[i * p.pitch]), top[0]);
         }
       }
 #pragma unroll
@@ -149,7 +150,7 @@ void fold_pieces(const Rule& rule, Pieces p, std::int64_t pieces, const void* x,
   };
   if constexpr (joins) {
     columns.template operator()<join_rows, 1>();
-  } else if (in_packs && wide_rows<T>(p.inner, from)) {
+  } else if (in_packs && wide_rows<T>(p.inner, from) && wide_rows<T>(p.pitch, from)) {
     if (p.reduce <= 2)  // both in one thread: more would be another tree
       columns.template operator()<1, wide>();
     else
@@ -163,7 +164,8 @@ void fold_pieces(const Rule& rule, Pieces p, std::int64_t pieces, const void* x,
 template <class Whole, class Piece, class Join>
 void fold(const FoldCall& c, const Whole& whole, const Piece& piece, const Join& join) {
   const std::int64_t pieces = c.pieces();
-  const Pieces all{c.outer, c.reduce, c.inner, (c.reduce + pieces - 1) / pieces};
+  const Pieces all{c.outer, c.reduce, c.inner, (c.reduce + pieces - 1) / pieces,
+                   c.pitch == 0 ? c.inner : c.pitch};
   if (pieces == 1) return fold_pieces<false>(whole, all, 1, c.x, c.stream);
   fold_pieces<false>(piece, all, pieces, c.x, c.stream);
   fold_pieces<true>(join, {1, pieces, c.outer * c.inner, pieces}, 1, c.partial, c.stream);

@@ -17,7 +17,7 @@ Tensor as_it_lies(const Tensor& x, Mask& axes) {
   const auto stays = [&](int axis) { return ((axes >> axis) & 1) == 0; };
   bool inner = false;
   for (int i = 2; i < x.rank(); ++i) inner = inner || stays(i);
-  if (!is_channels_last(x) || (stays(1) && inner)) return x;
+  if (!runs_channels_last(x) || (stays(1) && inner)) return x;
   Shape order{0};
   for (int i = 2; i < x.rank(); ++i) order.push_back(i);
   order.push_back(1);
@@ -28,6 +28,13 @@ Tensor as_it_lies(const Tensor& x, Mask& axes) {
   return permute(x, order);
 }
 
+/// Elements of x along `axes`.
+std::int64_t reduced_of(const Tensor& x, Mask axes) {
+  std::int64_t n = 1;
+  for (int i = 0; i < x.rank(); ++i) n *= ((axes >> i) & 1) != 0 ? x.shape()[i] : 1;
+  return n;
+}
+
 /// A fold of `given` over `axes`, which keeps what is read, and room for pieces with accumulators of `bytes`;
 /// of 0, as gradients want it, none.
 struct Fold {
@@ -35,7 +42,10 @@ struct Fold {
 
   Fold(FoldCall& call, const Tensor& given, Mask axes, std::int64_t bytes) {
     const Tensor lying = bytes > 0 ? as_it_lies(given, axes) : given;
-    const ThreeAxes three = as_three_axes(lying, axes);
+    call.pitch = bytes > 0 ? pitch_of_rows(lying, axes) : 0;
+    const ThreeAxes three =
+        call.pitch > 0 ? ThreeAxes{lying, 1, reduced_of(lying, axes), lying.numel() / reduced_of(lying, axes)}
+                       : as_three_axes(lying, axes);
     x = three.x;
     call.dtype = x.dtype();
     call.outer = three.outer;

@@ -42,10 +42,11 @@ void launch_integers(DeviceKey key, std::int64_t low, std::uint64_t range, std::
 void launch_dropout(DType dtype, DeviceKey key, std::uint32_t threshold, double scale, const void* x,
                     void* out, std::int64_t n, cudaStream_t stream);
 
-/// A fold of a dense (outer, reduce, inner) array over its middle axis. The tree depends on the sizes alone.
+/// A fold of an (outer, reduce, inner) array over its middle axis. The tree depends on the sizes alone.
 struct FoldCall {
   DType dtype = DType::f32;
   std::int64_t outer = 1, reduce = 1, inner = 1;
+  std::int64_t pitch = 0;  ///< elements from one row of `inner` to the next where there are gaps, else 0
   const void* x = nullptr;
   cudaStream_t stream = nullptr;
   /// Pieces that the reduced axis is cut into so that few results keep many blocks busy.

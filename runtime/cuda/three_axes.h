@@ -13,5 +13,8 @@ struct ThreeAxes {
 };
 /// Copies where the reduced `axes` (bits) are apart or memory has holes.
 ThreeAxes as_three_axes(const Tensor& x, Mask axes);
+/// Elements from one row of the axes that stay to the next where the reduced `axes` are the first ones and x
+/// is such rows with gaps, as a part of a matrix's columns; else 0.
+std::int64_t pitch_of_rows(const Tensor& x, Mask axes);
 
 }  // namespace sherd::cuda
