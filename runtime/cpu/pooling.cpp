@@ -34,12 +34,13 @@ struct Planes {
   }
 };
 
-/// The pixels along one axis of `size` that window `i` sees.
+/// The pixels along one axis of `size` that window `i` sees, which begins at `first`, padding counted.
 struct PixelsOfWindow {
-  std::int64_t begin, end;
+  std::int64_t first, begin, end;
   PixelsOfWindow(const ops::PoolRule::Axis& axis, std::int64_t i, std::int64_t size)
-      : begin(std::max<std::int64_t>(i * axis.stride - axis.padding, 0)),
-        end(std::min(i * axis.stride - axis.padding + axis.kernel, size)) {}
+      : first(i * axis.stride - axis.padding),
+        begin(std::max<std::int64_t>(first, 0)),
+        end(std::min(first + axis.kernel, size)) {}
 };
 
 /// The windows along an axis of `size` that see no padding: [begin, end).
@@ -66,9 +67,9 @@ Vec<C> spaced(const C* p) {
     return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
 }
 
-/// Calls `see(block, place, pixels)` for the pixels that `count` windows side by side see, in order: `pixels`
-/// are those of the windows from lanes * block on, `place` is theirs, counted from the corner of a window.
-/// The windows see `rows`, the first of them from pixel `first` on.
+/// Calls `see(block, number, pixels)` for the pixels that `count` windows side by side see, in order:
+/// `pixels` are those of the windows from lanes * block on, `number` is theirs in a window of the rows that
+/// are seen. The windows see `rows`, the first of them from pixel `first` on.
 template <int stride, class T, class F>
 void for_pixels(const Planes& p, const T* image, PixelsOfWindow rows, std::int64_t first, std::int64_t count,
                 const F& see) {
@@ -81,34 +82,34 @@ void for_pixels(const Planes& p, const T* image, PixelsOfWindow rows, std::int64
     std::transform(from, from + width, line, [](T x) { return C(x); });
     for (std::int64_t c = 0; c < kernel; ++c)
       for (std::int64_t block = 0; block * lanes<C> < count; ++block)
-        see(block, r * p.width + c, spaced<stride>(line + c + block * lanes<C> * stride));
+        see(block, r * kernel + c, spaced<stride>(line + c + block * lanes<C> * stride));
   }
 }
 
-template <int stride, class T>
+template <int stride, class T, class N>
 void largest_together(const Planes& p, const T* image, PixelsOfWindow rows, std::int64_t first,
-                      std::int64_t count, T* y, std::int64_t* at) {
+                      std::int64_t count, T* y, N* numbers) {
   using C = compute_t<T>;
-  using Place = std::conditional_t<sizeof(C) == 8, std::int64_t, std::int32_t>;
+  using Number = std::conditional_t<sizeof(C) == 8, std::int64_t, std::int32_t>;
   constexpr std::int64_t L = lanes<C>;
   Vec<C> best[most_together / L];
-  Vec<Place> places[most_together / L];
-  for_pixels<stride>(p, image, rows, first, count, [&](std::int64_t b, std::int64_t place, Vec<C> v) {
-    if (place == 0) return void((best[b] = v, places[b] = Vec<Place>{}));
-    const Vec<Place> replaces = ~(v <= best[b]) & (best[b] == best[b]);  // the first NaN stays for good
+  Vec<Number> seen[most_together / L];
+  for_pixels<stride>(p, image, rows, first, count, [&](std::int64_t b, std::int64_t number, Vec<C> v) {
+    if (number == 0) return void((best[b] = v, seen[b] = Vec<Number>{}));
+    const Vec<Number> replaces = ~(v <= best[b]) & (best[b] == best[b]);  // the first NaN stays for good
     best[b] = replaces ? v : best[b];
-    places[b] = replaces ? splat(static_cast<Place>(place)) : places[b];
+    seen[b] = replaces ? splat(static_cast<Number>(number)) : seen[b];
   });
-  const std::int64_t corner = rows.begin * p.width + first;
+  const std::int64_t above = (rows.begin - rows.first) * p.rule.across.kernel;
   for (std::int64_t i = 0; i < count; ++i) {
     y[i] = T(best[i / L][i % L]);
-    at[i] = corner + i * stride + places[i / L][i % L];
+    numbers[i] = static_cast<N>(above + seen[i / L][i % L]);
   }
 }
 
-template <class T>
+template <class T, class N>
 void largest_of(const Planes& p, const T* image, PixelsOfWindow rows, PixelsOfWindow columns, T& y,
-                std::int64_t& at) {
+                N& number) {
   using C = compute_t<T>;
   std::int64_t place = rows.begin * p.width + columns.begin;
   C best = C(image[place]);
@@ -120,7 +121,8 @@ void largest_of(const Planes& p, const T* image, PixelsOfWindow rows, PixelsOfWi
       place = replaces ? r * p.width + c : place;
     }
   y = T(best);
-  at = place;
+  number =
+      static_cast<N>((place / p.width - rows.first) * p.rule.across.kernel + place % p.width - columns.first);
 }
 
 /// Calls `alone(j)` for single windows of a row, and `side_by_side(stride, j, first, count)` for runs of
@@ -130,7 +132,7 @@ void for_windows(const Planes& p, const A& alone, const B& side_by_side) {
   const ops::PoolRule::Axis& axis = p.rule.across;
   PixelsOfWindow inside = whole(axis, p.across, p.width);
   const bool as_vectors = axis.stride <= 2 && axis.kernel <= most_pixels - 2 * most_together &&
-                          p.height * p.width <= INT32_MAX;  // places are 32 bits
+                          p.height * p.width <= INT32_MAX;  // numbers are 32 bits
   if (!as_vectors) inside.end = inside.begin;
   for (std::int64_t j = 0; j < inside.begin; ++j) alone(j);
   for (std::int64_t j = inside.begin; j < inside.end; j += most_together) {
@@ -144,21 +146,21 @@ void for_windows(const Planes& p, const A& alone, const B& side_by_side) {
   for (std::int64_t j = inside.end; j < p.across; ++j) alone(j);
 }
 
-template <class T>
-void largest_of(const Planes& p, const T* x, T* y, std::int64_t* at) {
+template <class T, class N>
+void largest_of(const Planes& p, const T* x, T* y, N* all_numbers) {
   p.for_each([&](std::int64_t plane) {
     const T* image = x + plane * p.height * p.width;
     for (std::int64_t i = 0; i < p.down; ++i) {
       const PixelsOfWindow rows(p.rule.down, i, p.height);
       T* const to = y + (plane * p.down + i) * p.across;
-      std::int64_t* const places = at + (plane * p.down + i) * p.across;
+      N* const numbers = all_numbers + (plane * p.down + i) * p.across;
       for_windows(
           p,
           [&](std::int64_t j) {
-            largest_of(p, image, rows, PixelsOfWindow(p.rule.across, j, p.width), to[j], places[j]);
+            largest_of(p, image, rows, PixelsOfWindow(p.rule.across, j, p.width), to[j], numbers[j]);
           },
           [&](auto stride, std::int64_t j, std::int64_t first, std::int64_t count) {
-            largest_together<stride>(p, image, rows, first, count, to + j, places + j);
+            largest_together<stride>(p, image, rows, first, count, to + j, numbers + j);
           });
     }
   });
@@ -224,12 +226,55 @@ void spread(const Planes& p, const T* gy, T* gx) {
   });
 }
 
+/// Each pixel's sum of the gradients of windows that it is the largest of, in their order.
+template <class T, class N>
+void give_to_largest(const Planes& p, const T* gy, const N* numbers, T* gx) {
+  using C = compute_t<T>;
+  using Count = std::conditional_t<sizeof(N) == 1, std::int32_t, std::int64_t>;
+  const auto& [down, across] = p.rule;
+  const auto width = static_cast<Count>(across.kernel);
+  p.for_each([&](std::int64_t plane) {
+    const std::int64_t windows = plane * p.down * p.across;
+    T* to = gx + plane * p.height * p.width;
+    std::vector<C> sums(static_cast<std::size_t>(p.height * p.width));
+    for (std::int64_t i = 0, at = windows; i < p.down; ++i)
+      for (std::int64_t j = 0; j < p.across; ++j, ++at) {
+        const Count number = static_cast<Count>(numbers[at]);
+        const std::int64_t row = i * down.stride - down.padding + number / width,
+                           column = j * across.stride - across.padding + number % width;
+        if (row >= 0 && row < p.height && column >= 0 && column < p.width)
+          sums[static_cast<std::size_t>(row * p.width + column)] += C(gy[at]);
+      }
+    for (const C sum : sums) *to++ = T(sum);
+  });
+}
+
+/// Calls `body.operator()<N>()` for the type of a rule's numbers.
+template <class F>
+void with_numbers(const ops::PoolRule& rule, F&& body) {
+  rule.numbers() == DType::u8 ? body.template operator()<std::uint8_t>()
+                              : body.template operator()<std::int64_t>();
+}
+
 void max_pool2d(const ops::MaxPool2d& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Tensor x = contiguous(in[0]);
   with_floating(op.name, x.dtype(), [&]<class T>() {
-    largest_of(Planes(op.rule, x.shape(), out[0].shape()), x.data<T>(), reinterpret_cast<T*>(out[0].raw()),
-               reinterpret_cast<std::int64_t*>(out[1].raw()));
+    with_numbers(op.rule, [&]<class N>() {
+      largest_of(Planes(op.rule, x.shape(), out[0].shape()), x.data<T>(), reinterpret_cast<T*>(out[0].raw()),
+                 reinterpret_cast<N*>(out[1].raw()));
+    });
+  });
+}
+
+void max_pool2d_grad(const ops::MaxPool2dGrad& op, Inputs in, Outputs out) {
+  if (out[0].numel() == 0) return;
+  const Tensor gy = contiguous(in[0]), numbers = contiguous(in[1]);
+  with_floating(op.name, gy.dtype(), [&]<class T>() {
+    with_numbers(op.rule, [&]<class N>() {
+      give_to_largest(Planes(op.rule, out[0].shape(), gy.shape()), gy.data<T>(),
+                      reinterpret_cast<const N*>(numbers.raw()), reinterpret_cast<T*>(out[0].raw()));
+    });
   });
 }
 
@@ -253,6 +298,7 @@ void avg_pool2d_grad(const ops::AvgPool2dGrad& op, Inputs in, Outputs out) {
 
 void add_pooling() {
   add_kernel<max_pool2d>(DeviceType::cpu);
+  add_kernel<max_pool2d_grad>(DeviceType::cpu);
   add_kernel<avg_pool2d>(DeviceType::cpu);
   add_kernel<avg_pool2d_grad>(DeviceType::cpu);
 }

@@ -39,6 +39,7 @@ struct Pooling {
       : x(last ? channels_last(given) : contiguous(given)) {
     if (last) lay_channels_last(y);
     call.dtype = x.dtype();
+    call.few_numbers = rule.numbers() == DType::u8;
     call.down_rule = narrow(rule.down);
     call.across_rule = narrow(rule.across);
     call.planes = images[0] * images[1];
@@ -53,8 +54,6 @@ struct Pooling {
   }
 };
 
-std::int64_t* integers(const Tensor& t) { return reinterpret_cast<std::int64_t*>(t.raw()); }
-
 void max_pool(const ops::MaxPool2d& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   const Shape &images = in[0].shape(), &windows = out[0].shape();
@@ -62,7 +61,7 @@ void max_pool(const ops::MaxPool2d& op, Inputs in, Outputs out) {
   const bool last = stays_last(in[0], images, windows);
   Pooling pooling(op.rule, images, windows, last, in[0], out[0]);
   if (last) lay_channels_last(out[1]);
-  pooling.call.places = integers(out[1]);
+  pooling.call.numbers = out[1].raw();
   launch_max_pool(pooling.call);
   check_launch(op.name);
 }
@@ -73,8 +72,8 @@ void max_pool_grad(const ops::MaxPool2dGrad& op, Inputs in, Outputs out) {
   if (!fits(op.rule, images)) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
   const bool last = stays_last(in[0], images, windows) || stays_last(in[1], images, windows);
   Pooling pooling(op.rule, images, windows, last, in[0], out[0]);
-  const Tensor places = last ? channels_last(in[1]) : contiguous(in[1]);
-  pooling.call.places = integers(places);
+  const Tensor numbers = last ? channels_last(in[1]) : contiguous(in[1]);
+  pooling.call.numbers = numbers.raw();
   launch_max_pool_grad(pooling.call);
   check_launch(op.name);
 }

@@ -1,5 +1,7 @@
 #include "runtime/cuda/pooling.h"
 
+#include <type_traits>
+
 #include "runtime/cuda/block.cuh"
 
 namespace sherd::cuda {
@@ -28,12 +30,11 @@ __device__ void for_each(const PoolCall& c, int height, int width, const F& body
   }
 }
 
-/// Pixels [begin, end) of window `i`.
+/// Pixels [begin, end) of window `i`, which are counted from `first`, padding included.
 struct PixelsOfWindow {
-  int begin, end;
+  int first, begin, end;
   __device__ PixelsOfWindow(const PoolCall::Axis& axis, int i, int pixels)
-      : begin(max(i * axis.stride - axis.padding, 0)),
-        end(min(i * axis.stride - axis.padding + axis.kernel, pixels)) {}
+      : first(i * axis.stride - axis.padding), begin(max(first, 0)), end(min(first + axis.kernel, pixels)) {}
 };
 /// Windows [begin, end) that see pixel `i`.
 struct WindowsOfPixel {
@@ -46,29 +47,44 @@ struct WindowsOfPixel {
   }
 };
 
-template <class T>
+/// What a thread counts the pixels of windows in, for numbers that are kept as N.
+template <class N>
+using count_t = std::conditional_t<sizeof(N) == 1, int, std::int64_t>;
+/// The number in its window of the pixel that lies so far below and right of where the window begins.
+template <class N>
+__device__ count_t<N> number_at(const PoolCall& c, int below, int right) {
+  return count_t<N>{below} * c.across_rule.kernel + right;
+}
+/// The same of window (i, j) and a pixel that it sees.
+template <class N>
+__device__ count_t<N> number_in(const PoolCall& c, int i, int j, int row, int column) {
+  return number_at<N>(c, row + c.down_rule.padding - i * c.down_rule.stride,
+                      column + c.across_rule.padding - j * c.across_rule.stride);
+}
+
+template <class T, class N>
 __global__ void __launch_bounds__(threads_per_block) max_pool(const PoolCall c) {
   using C = compute_t<T>;
   for_each(c, c.down, c.across, [&](std::int64_t plane, int i, int j) {
     const T* x = static_cast<const T*>(c.x) + plane * c.rows * c.columns;
     const PixelsOfWindow rows(c.down_rule, i, c.rows), columns(c.across_rule, j, c.columns);
-    int place = rows.begin * c.columns + columns.begin;
-    T largest = x[place];
+    auto number = number_at<N>(c, rows.begin - rows.first, columns.begin - columns.first);
+    T largest = x[rows.begin * c.columns + columns.begin];
     C best = widen(largest);
     for (int row = rows.begin; row < rows.end; ++row)
       for (int column = columns.begin; column < columns.end; ++column) {
-        const int at = row * c.columns + column;
-        const T pixel = x[at];
+        const T pixel = x[row * c.columns + column];
         const C value = widen(pixel);
-        if (value > best || (value != value && best == best)) best = value, largest = pixel, place = at;
+        if (value > best || (value != value && best == best))
+          best = value, largest = pixel, number = number_at<N>(c, row - rows.first, column - columns.first);
       }
     const std::int64_t to = (plane * c.down + i) * c.across + j;
     static_cast<T*>(c.y)[to] = largest;
-    c.places[to] = place;
+    static_cast<N*>(c.numbers)[to] = static_cast<N>(number);
   });
 }
 
-template <class T>
+template <class T, class N>
 __global__ void __launch_bounds__(threads_per_block) max_pool_grad(const PoolCall c) {
   using C = compute_t<T>;
   for_each(c, c.rows, c.columns, [&](std::int64_t plane, int row, int column) {
@@ -79,7 +95,8 @@ __global__ void __launch_bounds__(threads_per_block) max_pool_grad(const PoolCal
     for (int i = down.begin; i < down.end; ++i)
       for (int j = across.begin; j < across.end; ++j) {
         const std::int64_t at = first + i * c.across + j;
-        if (c.places[at] == pixel) sum += widen(static_cast<const T*>(c.x)[at]);
+        if (static_cast<const N*>(c.numbers)[at] == number_in<N>(c, i, j, row, column))
+          sum += widen(static_cast<const T*>(c.x)[at]);
       }
     static_cast<T*>(c.y)[plane * c.rows * c.columns + pixel] = narrow<T>(sum);
   });
@@ -134,32 +151,27 @@ __device__ std::int64_t pack_at(const PoolCall& c, std::int64_t image, int heigh
   return ((image * height + i) * width + j) * c.channels + channel;
 }
 
-template <int V>
-__device__ Raw<V, std::int64_t> places_at(const PoolCall& c, std::int64_t at) {
-  Raw<V, std::int64_t> all;
-  if constexpr (V == 1) {
-    all.at[0] = c.places[at];
-  } else {
-#pragma unroll
-    for (int j = 0; j < V; j += 2) {
-      const auto two = load_pack<2>(c.places + at + j);
-      all.at[j] = two.at[0], all.at[j + 1] = two.at[1];
-    }
-  }
-  return all;
-}
-template <int V>
-__device__ void store_places(const PoolCall& c, std::int64_t at, const int (&places)[V]) {
-  if constexpr (V == 1) {
-    c.places[at] = places[0];
-  } else {
-#pragma unroll
-    for (int j = 0; j < V; j += 2)
-      store_pack(c.places + at + j, Packed<2, std::int64_t>{{places[j], places[j + 1]}});
-  }
-}
+/// Numbers that lie side by side, with as many bytes at once as a thread loads.
+template <class N, int V>
+struct Numbers {
+  static constexpr int at_once = sizeof(N) == 1 || V == 1 ? V : 2;
+  Packed<at_once, N> packs[V / at_once];
 
-template <class T, int V>
+  __device__ N& operator[](int k) { return packs[k / at_once].at[k % at_once]; }
+  __device__ static Numbers load(const PoolCall& c, std::int64_t at) {
+    Numbers all;
+#pragma unroll
+    for (int k = 0; k < V; k += at_once)
+      all.packs[k / at_once] = load_pack<at_once>(static_cast<const N*>(c.numbers) + at + k);
+    return all;
+  }
+  __device__ void store(const PoolCall& c, std::int64_t at) const {
+#pragma unroll
+    for (int k = 0; k < V; k += at_once) store_pack(static_cast<N*>(c.numbers) + at + k, packs[k / at_once]);
+  }
+};
+
+template <class T, class N, int V>
 __global__ void __launch_bounds__(threads_per_block) max_pool_last(const PoolCall c) {
   using C = compute_t<T>;
   for_each_pack<V>(c, c.down, c.across, [&](std::int64_t image, int i, int j, int channel) {
@@ -167,43 +179,48 @@ __global__ void __launch_bounds__(threads_per_block) max_pool_last(const PoolCal
     const PixelsOfWindow rows(c.down_rule, i, c.rows), columns(c.across_rule, j, c.columns);
     Packed<V, T> largest =
         load_pack<V>(x + pack_at(c, image, c.rows, c.columns, rows.begin, columns.begin, channel));
-    int places[V];
+    count_t<N> numbers[V];
 #pragma unroll
-    for (int& place : places) place = rows.begin * c.columns + columns.begin;
+    for (auto& number : numbers)
+      number = number_at<N>(c, rows.begin - rows.first, columns.begin - columns.first);
     for (int row = rows.begin; row < rows.end; ++row)
 #pragma unroll 3
       for (int column = columns.begin; column < columns.end; ++column) {
         const auto pixels = load_pack<V>(x + pack_at(c, image, c.rows, c.columns, row, column, channel));
+        const auto number = number_at<N>(c, row - rows.first, column - columns.first);
 #pragma unroll
         for (int k = 0; k < V; ++k) {
           const C value = widen(pixels.at[k]), best = widen(largest.at[k]);
           const bool replaces = value > best || (value != value && best == best);
           largest.at[k] = replaces ? pixels.at[k] : largest.at[k];
-          places[k] = replaces ? row * c.columns + column : places[k];
+          numbers[k] = replaces ? number : numbers[k];
         }
       }
     const std::int64_t to = pack_at(c, image, c.down, c.across, i, j, channel);
     store_pack(static_cast<T*>(c.y) + to, largest);
-    store_places<V>(c, to, places);
+    Numbers<N, V> kept;
+#pragma unroll
+    for (int k = 0; k < V; ++k) kept[k] = static_cast<N>(numbers[k]);
+    kept.store(c, to);
   });
 }
 
-template <class T, int V>
+template <class T, class N, int V>
 __global__ void __launch_bounds__(threads_per_block) max_pool_grad_last(const PoolCall c) {
   using C = compute_t<T>;
   for_each_pack<V>(c, c.rows, c.columns, [&](std::int64_t image, int row, int column, int channel) {
     const WindowsOfPixel down(c.down_rule, row, c.down), across(c.across_rule, column, c.across);
-    const int pixel = row * c.columns + column;
     C sums[V] = {};
     for (int i = down.begin; i < down.end; ++i)
       for (int j = across.begin; j < across.end; ++j) {
         const std::int64_t from = pack_at(c, image, c.down, c.across, i, j, channel);
-        const auto places = places_at<V>(c, from);
+        auto numbers = Numbers<N, V>::load(c, from);
+        const auto own = number_in<N>(c, i, j, row, column);
         C up[V];
         Raw<V, T>::load(static_cast<const T*>(c.x) + from).widen_to(up);
 #pragma unroll
         for (int k = 0; k < V; ++k)
-          if (places.at[k] == pixel) sums[k] += up[k];
+          if (numbers[k] == own) sums[k] += up[k];
       }
     Raw<V, T>::of(sums).store(static_cast<T*>(c.y) +
                               pack_at(c, image, c.rows, c.columns, row, column, channel));
@@ -253,6 +270,12 @@ __global__ void __launch_bounds__(threads_per_block) avg_pool_grad_last(const Po
   });
 }
 
+/// Calls `body.operator()<N>()`.
+template <class F>
+void with_numbers(const PoolCall& c, F&& body) {
+  c.few_numbers ? body.template operator()<std::uint8_t>() : body.template operator()<std::int64_t>();
+}
+
 /// Calls `kernel.operator()<T, V>(grid)` for an output of images of `height` rows.
 template <class F>
 void launch_last(const PoolCall& c, int height, F&& kernel) {
@@ -260,7 +283,7 @@ void launch_last(const PoolCall& c, int height, F&& kernel) {
   for_floating(c.dtype, [&]<class T>() {
     constexpr int V = wide_count<T>;
     const auto data = [](const void* p) { return static_cast<const T*>(p); };
-    if (wide_rows<T>(c.channels, data(c.x), data(c.y), data(c.places)))
+    if (wide_rows<T>(c.channels, data(c.x), data(c.y), data(c.numbers)))
       kernel.template operator()<T, V>(grid);
     else
       kernel.template operator()<T, 1>(grid);
@@ -281,20 +304,24 @@ void launch(const PoolCall& c, std::int64_t area, F&& kernel) {
 }  // namespace
 
 void launch_max_pool(const PoolCall& c) {
-  if (c.channels > 0)
-    return launch_last(c, c.down, [&]<class T, int V>(dim3 grid) {
-      max_pool_last<T, V><<<grid, threads_per_block, 0, c.stream>>>(c);
-    });
-  launch(c, std::int64_t{c.down} * c.across,
-         [&]<class T>(dim3 grid) { max_pool<T><<<grid, threads_per_block, 0, c.stream>>>(c); });
+  with_numbers(c, [&]<class N>() {
+    if (c.channels > 0)
+      return launch_last(c, c.down, [&]<class T, int V>(dim3 grid) {
+        max_pool_last<T, N, V><<<grid, threads_per_block, 0, c.stream>>>(c);
+      });
+    launch(c, std::int64_t{c.down} * c.across,
+           [&]<class T>(dim3 grid) { max_pool<T, N><<<grid, threads_per_block, 0, c.stream>>>(c); });
+  });
 }
 void launch_max_pool_grad(const PoolCall& c) {
-  if (c.channels > 0)
-    return launch_last(c, c.rows, [&]<class T, int V>(dim3 grid) {
-      max_pool_grad_last<T, V><<<grid, threads_per_block, 0, c.stream>>>(c);
-    });
-  launch(c, std::int64_t{c.rows} * c.columns,
-         [&]<class T>(dim3 grid) { max_pool_grad<T><<<grid, threads_per_block, 0, c.stream>>>(c); });
+  with_numbers(c, [&]<class N>() {
+    if (c.channels > 0)
+      return launch_last(c, c.rows, [&]<class T, int V>(dim3 grid) {
+        max_pool_grad_last<T, N, V><<<grid, threads_per_block, 0, c.stream>>>(c);
+      });
+    launch(c, std::int64_t{c.rows} * c.columns,
+           [&]<class T>(dim3 grid) { max_pool_grad<T, N><<<grid, threads_per_block, 0, c.stream>>>(c); });
+  });
 }
 void launch_avg_pool(const PoolCall& c) {
   if (c.channels > 0)

@@ -20,12 +20,13 @@ struct PoolCall {
   int rows = 0, columns = 0, down = 0, across = 0;
   const void* x = nullptr;
   void* y = nullptr;
-  std::int64_t* places = nullptr;  ///< of the largest pixels, in their planes
+  void* numbers = nullptr;  ///< of the largest pixels in their windows
+  bool few_numbers = true;  ///< u8, else i64
   cudaStream_t stream = nullptr;
 };
-/// Writes the largest pixels and `places`: of equal ones the first, NaN largest of all.
+/// Writes the largest pixels and `numbers`: of equal ones the first, NaN largest of all.
 void launch_max_pool(const PoolCall& call);
-/// Each pixel's sum of the windows that `places` gives it, in their order.
+/// Each pixel's sum of the windows that `numbers` gives it, in their order.
 void launch_max_pool_grad(const PoolCall& call);
 /// Means; what is outside the image counts as 0.
 void launch_avg_pool(const PoolCall& call);

@@ -14,6 +14,12 @@ struct PoolRule {
   };
   Axis down, across;
 
+  /// What counts the pixels of a window: u8 where that is enough, else i64.
+  DType numbers() const {
+    constexpr std::int64_t most = 256;
+    return down.kernel <= most && across.kernel <= most && down.kernel * across.kernel <= most ? DType::u8
+                                                                                               : DType::i64;
+  }
   void fields(auto&& on) const {
     on("height", down.kernel), on("width", across.kernel);
     on("stride_down", down.stride), on("stride_across", across.stride);
@@ -23,8 +29,8 @@ struct PoolRule {
   bool operator==(const PoolRule&) const = default;
 };
 
-/// Outputs: each window's largest pixel, and its i64 place in its H * W; of equal ones the first, NaN largest
-/// of all.
+/// Outputs: each window's largest pixel, and its number in the window, row by row, in `PoolRule::numbers`; of
+/// equal ones the first, NaN largest of all. A window that sees padding has numbers for it too.
 struct MaxPool2d {
   static constexpr std::string_view name = "max_pool2d";
   static constexpr Reads reads{.outputs = 0b10};
@@ -37,8 +43,8 @@ struct MaxPool2d {
   bool operator==(const MaxPool2d&) const = default;
 };
 
-/// Inputs: the gradients of windows, and the places of their largest pixels. Output: each pixel's sum, in the
-/// order of windows, for images of the given size.
+/// Inputs: the gradients of windows, and the numbers of their largest pixels. Output: each pixel's sum, in
+/// the order of windows, for images of the given size.
 struct MaxPool2dGrad {
   static constexpr std::string_view name = "max_pool2d_grad";
   static constexpr Arity arity = 2;

@@ -178,23 +178,40 @@ namespace ops {
 
 Specs MaxPool2d::infer(SpecSpan in) const {
   const Spec values = pooled(name, in[0], rule);
-  return {values, {values.shape, DType::i64, values.device}};
+  return {values, {values.shape, rule.numbers(), values.device}};
 }
+
+namespace {
+
+/// The row or column where each window along `axis` of (N, C, down, across) begins, padding counted.
+Tensor first_pixels(const PoolRule::Axis& of, std::int64_t windows, int axis, Device device) {
+  const Tensor first = sub(mul(arange(0, windows, 1, {DType::i64, device}), of.stride), of.padding);
+  return axis == 2 ? unsqueeze(first, 1) : first;
+}
+/// The places in images of `columns`, counted row by row, of pixels with the given numbers in their windows.
+Tensor places_of(const PoolRule& rule, const Tensor& numbers, std::int64_t columns) {
+  const Tensor all = to(numbers, DType::i64);
+  const Shape& s = numbers.shape();
+  const Tensor row = add(floor_divide(all, rule.across.kernel),
+                         first_pixels(rule.down, s[2], 2, numbers.device())),
+               column = add(remainder(all, rule.across.kernel),
+                            first_pixels(rule.across, s[3], 3, numbers.device()));
+  return add(mul(row, columns), column);
+}
+
+}  // namespace
 
 Tensors MaxPool2d::reference(Inputs in) const {
   const Tensor& x = in[0];
   const Picked best = max(windows_of_channels(name, x, rule, -std::numeric_limits<double>::infinity()), -1);
-  // Where the window begins and where in it; of a window of -inf the first is no pixel, but the one beside.
-  const TensorOptions like{DType::i64, x.device()};
-  const auto place = [&](const Tensor& in_window, int axis, const PoolRule::Axis& of) {
-    const Tensor first = sub(mul(arange(0, best.values.shape()[axis], 1, like), of.stride), of.padding);
-    const Tensor along = axis == 2 ? unsqueeze(first, 1) : first;
-    return clamp(add(embedding(reshape(in_window, {-1}), best.indices), along), 0, x.shape()[axis] - 1);
+  // Of a window of -inf the first is no pixel, but the one beside.
+  const auto seen = [&](const Tensor& in_window, int axis, const PoolRule::Axis& of) {
+    const Tensor first = first_pixels(of, best.values.shape()[axis], axis, x.device());
+    return sub(clamp(add(in_window, first), 0, x.shape()[axis] - 1), first);
   };
-  const Shape window{rule.down.kernel, rule.across.kernel};
-  const Tensor row = place(expand(unsqueeze(arange(0, window[0], 1, like), 1), window), 2, rule.down),
-               column = place(expand(arange(0, window[1], 1, like), window), 3, rule.across);
-  return {best.values, add(mul(row, x.shape()[3]), column)};
+  const Tensor row = seen(floor_divide(best.indices, rule.across.kernel), 2, rule.down),
+               column = seen(remainder(best.indices, rule.across.kernel), 3, rule.across);
+  return {best.values, to(add(mul(row, rule.across.kernel), column), rule.numbers())};
 }
 
 Tensors MaxPool2d::grad(const GradArgs& args) const {
@@ -206,8 +223,10 @@ Specs MaxPool2dGrad::infer(SpecSpan in) const {
   const Spec images{{in[0].shape[0], in[0].shape[1], rows, columns}, in[0].dtype, in[0].device};
   check<ShapeError>(
       pooled(name, images, rule).shape == in[0].shape && in[1].shape == in[0].shape,
-      "max_pool2d_grad: windows of shape {} and places of shape {} are not those of {} x {} pixels",
+      "max_pool2d_grad: windows of shape {} and numbers of shape {} are not those of {} x {} pixels",
       in[0].shape, in[1].shape, rows, columns);
+  check<DTypeError>(in[1].dtype == rule.numbers(), "max_pool2d_grad: numbers are {} for such windows, got {}",
+                    name_of(rule.numbers()), name_of(in[1].dtype));
   return {images};
 }
 
@@ -216,14 +235,15 @@ Tensors MaxPool2dGrad::reference(Inputs in) const {
   const bool overlap = rule.down.stride < rule.down.kernel || rule.across.stride < rule.across.kernel;
   const Shape lines{s[0], s[1], s[2] * s[3]};
   const PutAt sums{{Of::elements, 2, 1, !overlap, name}, Put::add, {s[0], s[1], rows * columns}};
-  const Tensor gx = apply(sums, Tensor{}, reshape(in[1], lines), reshape(in[0], lines));
+  const Tensor places = places_of(rule, in[1], columns);
+  const Tensor gx = apply(sums, Tensor{}, reshape(places, lines), reshape(in[0], lines));
   return {reshape(gx, {s[0], s[1], rows, columns})};
 }
 
 Tensors MaxPool2dGrad::grad(const GradArgs& args) const {
   const Shape& s = args.specs[0].shape;
   const Tensor picked = gather(reshape(args.gy[0], {s[0], s[1], rows * columns}),
-                               reshape(args.inputs[1], {s[0], s[1], s[2] * s[3]}));
+                               reshape(places_of(rule, args.inputs[1], columns), {s[0], s[1], s[2] * s[3]}));
   return {reshape(picked, s), Tensor{}};
 }
 
