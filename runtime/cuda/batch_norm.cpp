@@ -104,8 +104,9 @@ void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
   const Tensor mean = contiguous(in[3]), variance = contiguous(in[4]);
   if (last) lay_channels_last(out[0]);
   if (last && op.of_residual) lay_channels_last(out[3]);
-  const NormEpilogueGrad epilogue{raw_or_null(y), op.of_residual ? out[3].raw() : nullptr};
-  BatchNormCall call = describe(x, weight, {}, mean, variance, op.eps);
+  NormEpilogueGrad epilogue{raw_or_null(y), op.of_residual ? out[3].raw() : nullptr};
+  const Tensor bias = op.of_inputs ? as_statistics(in[6], x) : Tensor();
+  BatchNormCall call = describe(x, weight, bias, mean, variance, op.eps);
   if (call.inner > 1) {
     PlaneNormGradCall planes{planes_of(call), op.training,  gy.raw(),
                              out[0].raw(),    out[1].raw(), out[2].raw()};
@@ -115,6 +116,7 @@ void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
   } else {
     const Tensor sums = room_for_sums(call, x.device()),
                  of_channels = empty({2 * call.channels}, {mean.dtype(), x.device()});
+    epilogue.y_again = op.of_inputs;
     launch_batch_norm_grad(
         {call, op.training, gy.raw(), out[0].raw(), out[1].raw(), out[2].raw(), of_channels.raw(), epilogue});
   }

@@ -89,6 +89,29 @@ struct Shared {
   }
 };
 
+/// How the forward normalises elements of the thread's channels.
+template <int V, class C>
+struct Normal {
+  C mean[V], factor[V], shift[V];
+
+  __device__ void of(C (&x)[V]) const {
+#pragma unroll
+    for (int j = 0; j < V; ++j) x[j] = std::fma(x[j] - mean[j], factor[j], shift[j]);
+  }
+};
+/// Makes `up`, the gradient of ReLU's results, that of what it was taken of, which is made again of `x`.
+template <class T, int V, class C>
+__device__ void go_through_relu_of(const Normal<V, C>& normal, const C (&x)[V], C (&up)[V]) {
+  C value[V];
+#pragma unroll
+  for (int j = 0; j < V; ++j) value[j] = x[j];
+  normal.of(value);
+  go_through_relu(finished({.relu = true}, Raw<V, T>::of(value), {}), up);
+}
+
+/// What a backward does for a ReLU behind the normalisation.
+enum class OfRelu { nothing, reads_y, makes_y };
+
 /// What a channel's elements are counted from while its mean is not known: its first one, so that squares are
 /// small.
 template <class T>
@@ -172,29 +195,35 @@ __global__ void __launch_bounds__(block) sums_of_values(const Call c, const Deal
 
 /// Of each piece of a channel the sums of the gradient of its normalised values, and of that times x - mean.
 /// That gradient is the residual's too.
-template <class T, int V, bool epilogue>
+template <class T, int V, OfRelu relu>
 __global__ void __launch_bounds__(block) sums_of_gradients(const BatchNormGradCall g, const Deal d) {
   using C = compute_t<T>;
-  using Elements = Both<V, T, Upstream<V, T, epilogue>>;
+  using Elements = Both<V, T, Upstream<V, T, relu == OfRelu::reads_y>>;
   const Call& c = g.forward;
   const Strip<V> strip(c, d);
   Sums<T, V> of;
-  C mean[V] = {};
+  Normal<V, C> normal{};
   if (strip.inside())
 #pragma unroll
-    for (int j = 0; j < V; ++j) mean[j] = at<T>(c.mean, strip.channel + j);
+    for (int j = 0; j < V; ++j) {
+      normal.mean[j] = at<T>(c.mean, strip.channel + j);
+      if constexpr (relu != OfRelu::makes_y) continue;
+      normal.factor[j] = factor_of<T>(c, strip.channel + j);
+      normal.shift[j] = at<T>(c.bias, strip.channel + j, C(0));
+    }
   strip.template for_each<run_length>(
       [&](std::int64_t i) { return Elements{load_at<V, T>(c.x, i), {g.gy, g.epilogue, i}}; },
       [&](const Elements& both, std::int64_t i) {
         C value[V], up[V];
         both.x.widen_to(value);
         both.other.widen_to(g.epilogue, up);
-        if (epilogue && g.epilogue.residual != nullptr)
+        if constexpr (relu == OfRelu::makes_y) go_through_relu_of<T>(normal, value, up);
+        if (relu == OfRelu::reads_y && g.epilogue.residual != nullptr)
           Raw<V, T>::of(up).store(static_cast<T*>(g.epilogue.residual) + i);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
           of.run[2 * j] += static_cast<run_t<T>>(up[j]);
-          of.run[2 * j + 1] += static_cast<run_t<T>>(up[j] * (value[j] - mean[j]));
+          of.run[2 * j + 1] += static_cast<run_t<T>>(up[j] * (value[j] - normal.mean[j]));
         }
       },
       [&] { of.end_run(); });
@@ -247,8 +276,8 @@ __global__ void __launch_bounds__(block) normalise(const Call c, const Deal d) {
   factors.fill(strip, [&](std::int64_t i) { return factor_of<T>(c, i); });
   shifts.fill(strip, [&](std::int64_t i) { return at<T>(c.bias, i, C(0)); });
   __syncthreads();
-  C mean[V], factor[V], shift[V];
-  means.read(strip, mean), factors.read(strip, factor), shifts.read(strip, shift);
+  Normal<V, C> normal;
+  means.read(strip, normal.mean), factors.read(strip, normal.factor), shifts.read(strip, normal.shift);
   strip.template for_each<4>(
       [&](std::int64_t i) {
         return Elements{load_at<V, T>(c.x, i), load_if<V, T>(epilogue ? c.epilogue.residual : nullptr, i)};
@@ -256,8 +285,7 @@ __global__ void __launch_bounds__(block) normalise(const Call c, const Deal d) {
       [&](const Elements& both, std::int64_t i) {
         C value[V];
         both.x.widen_to(value);
-#pragma unroll
-        for (int j = 0; j < V; ++j) value[j] = std::fma(value[j] - mean[j], factor[j], shift[j]);
+        normal.of(value);
         Raw<V, T> y = Raw<V, T>::of(value);
         if constexpr (epilogue) y = finished(c.epilogue, y, both.other);
         y.store(static_cast<T*>(c.y) + i);
@@ -282,20 +310,24 @@ __global__ void __launch_bounds__(block) finish_sums(const BatchNormGradCall g, 
   to[c.channels + channel] = g.through_statistics ? static_cast<C>(sums.x / elements) : C(0);
 }
 
-template <class T, int V, bool epilogue>
+template <class T, int V, OfRelu relu>
 __global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g, const Deal d) {
   using C = compute_t<T>;
-  using Elements = Both<V, T, Upstream<V, T, epilogue>>;
+  using Elements = Both<V, T, Upstream<V, T, relu == OfRelu::reads_y>>;
   const Call& c = g.forward;
   const Strip<V> strip(c, d);
-  __shared__ Shared<V, C> means, factors, backs, shifts;
+  __shared__ Shared<V, C> means, factors, backs, shifts, biases;
   means.fill(strip, [&](std::int64_t i) { return at<T>(c.mean, i); });
   factors.fill(strip, [&](std::int64_t i) { return factor_of<T>(c, i); });
   backs.fill(strip, [&](std::int64_t i) { return at<T>(g.of_channels, i); });
   shifts.fill(strip, [&](std::int64_t i) { return at<T>(g.of_channels, c.channels + i); });
+  if constexpr (relu == OfRelu::makes_y)
+    biases.fill(strip, [&](std::int64_t i) { return at<T>(c.bias, i, C(0)); });
   __syncthreads();
-  C mean[V], back[V], shift[V], factor[V];
-  means.read(strip, mean), factors.read(strip, factor);
+  Normal<V, C> normal;
+  C back[V], shift[V];
+  means.read(strip, normal.mean), factors.read(strip, normal.factor);
+  if constexpr (relu == OfRelu::makes_y) biases.read(strip, normal.shift);
   backs.read(strip, back), shifts.read(strip, shift);
   strip.template for_each<4>(
       [&](std::int64_t i) { return Elements{load_at<V, T>(c.x, i), {g.gy, g.epilogue, i}}; },
@@ -303,9 +335,10 @@ __global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g, con
         C value[V], up[V];
         both.x.widen_to(value);
         both.other.widen_to(g.epilogue, up);
+        if constexpr (relu == OfRelu::makes_y) go_through_relu_of<T>(normal, value, up);
 #pragma unroll
         for (int j = 0; j < V; ++j)
-          up[j] = std::fma(value[j] - mean[j], back[j], up[j] - shift[j]) * factor[j];
+          up[j] = std::fma(value[j] - normal.mean[j], back[j], up[j] - shift[j]) * normal.factor[j];
         Raw<V, T>::of(up).store(static_cast<T*>(g.gx) + i);
       },
       [] {});
@@ -364,6 +397,15 @@ void with_epilogue_of(bool epilogue, F&& body) {
     with_epilogue(epilogue, body);
 }
 
+/// Calls `body.operator()<relu>()`.
+template <int V, class F>
+void with_relu_of(const NormEpilogueGrad& e, F&& body) {
+  if (V == 1 || (e.any() && !e.y_again))
+    body.template operator()<OfRelu::reads_y>();
+  else if constexpr (V > 1)
+    e.any() ? body.template operator()<OfRelu::makes_y>() : body.template operator()<OfRelu::nothing>();
+}
+
 }  // namespace
 
 /// By the sizes alone, as the tree of sums.
@@ -396,13 +438,13 @@ void launch_batch_norm_grad(const BatchNormGradCall& g) {
   const Call& c = g.forward;
   with_packs(c, {g.gy, g.gx, g.epilogue.y, g.epilogue.residual}, [&]<class T, int V>(const Deal& d) {
     const Deal s = deal_of(c, summed(V));
-    with_epilogue_of<V>(g.epilogue.any(), [&]<bool epilogue>() {
-      sums_of_gradients<T, summed(V), epilogue><<<grid_of(s), block, 0, c.stream>>>(g, s);
+    with_relu_of<V>(g.epilogue, [&]<OfRelu relu>() {
+      sums_of_gradients<T, summed(V), relu><<<grid_of(s), block, 0, c.stream>>>(g, s);
     });
     finish_sums<T><<<joining_grid_of(c), block, 0, c.stream>>>(g, d.pieces);
     const BatchNormGradCall rest = after_sums(g);
-    with_epilogue_of<V>(rest.epilogue.any(), [&]<bool epilogue>() {
-      gradient<T, V, epilogue><<<grid_of(d), block, 0, c.stream>>>(rest, d);
+    with_relu_of<V>(rest.epilogue, [&]<OfRelu relu>() {
+      gradient<T, V, relu><<<grid_of(d), block, 0, c.stream>>>(rest, d);
     });
   });
 }

@@ -27,7 +27,7 @@ void launch_channel_statistics(const BatchNormCall& call);
 void launch_batch_norm(const BatchNormCall& call);
 
 struct BatchNormGradCall {
-  BatchNormCall forward;  ///< x, weight, mean and variance
+  BatchNormCall forward;  ///< x, weight, bias where results are made again, mean and variance
   bool through_statistics = true;
   const void* gy = nullptr;
   void *gx = nullptr, *gweight = nullptr, *gbias = nullptr;

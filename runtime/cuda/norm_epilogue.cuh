@@ -39,6 +39,15 @@ __device__ Raw<V, T> finished(const NormEpilogue& e, Raw<V, T> y, const Raw<V, T
   return Raw<V, T>::of(value);
 }
 
+/// Makes gradients of ReLU's results `y` those of what it was taken of.
+template <int V, class T, class C>
+__device__ void go_through_relu(const Raw<V, T>& y, C (&gradient)[V]) {
+  C result[V];
+  y.widen_to(result);
+#pragma unroll
+  for (int j = 0; j < V; ++j) gradient[j] = ops::Relu{}.grad_a(gradient[j], result[j], result[j]);
+}
+
 /// Neighbouring elements of gy and, where ReLU made them, of y.
 template <int V, class T, bool epilogue>
 struct Upstream {
@@ -51,11 +60,7 @@ struct Upstream {
   template <class C>
   __device__ void widen_to(const NormEpilogueGrad& e, C (&wide)[V]) const {
     gy.widen_to(wide);
-    if (!epilogue || e.y == nullptr) return;
-    C result[V];
-    y.widen_to(result);
-#pragma unroll
-    for (int j = 0; j < V; ++j) wide[j] = ops::Relu{}.grad_a(wide[j], result[j], result[j]);
+    if (epilogue && e.y != nullptr) go_through_relu(y, wide);
   }
 };
 

@@ -16,6 +16,7 @@ struct NormEpilogue {
 struct NormEpilogueGrad {
   const void* y = nullptr;   ///< the results, where ReLU made them
   void* residual = nullptr;  ///< where the residual's gradient goes, if it is wanted and there is a y
+  bool y_again = false;      ///< the results may be made again as the forward did, in place of being read
 
   bool any() const { return y != nullptr; }
 };

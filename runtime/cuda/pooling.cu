@@ -133,15 +133,21 @@ __global__ void __launch_bounds__(threads_per_block) avg_pool_grad(const PoolCal
 
 // ---- channels side by side: a thread has `V` of them of a pixel or a window, and a block a line of those
 
-/// Calls `body(image, i, j, channel)` for this thread's packs of images of `height` x `width`.
+/// Calls `body(image, i, j, channel)` for this thread's packs of images of `height` x `width`. Numbers are
+/// divided once a thread, not for each pack.
 template <int V, class F>
 __device__ void for_each_pack(const PoolCall& c, int height, int width, const F& body) {
-  const int packs = c.channels / V, of_line = width * packs;
+  const int packs = c.channels / V, first = static_cast<int>(threadIdx.x);
+  const int column = first / packs, pack = first - column * packs;
+  const int columns = threads_per_block / packs, others = threads_per_block - columns * packs;
   const std::int64_t lines = c.planes / c.channels * height;
   for (std::int64_t line = blockIdx.x; line < lines; line += gridDim.x) {
     const std::int64_t image = line / height;
-    for (int t = static_cast<int>(threadIdx.x); t < of_line; t += threads_per_block)
-      body(image, static_cast<int>(line - image * height), t / packs, t % packs * V);
+    for (int j = column, p = pack; j < width;) {
+      body(image, static_cast<int>(line - image * height), j, p * V);
+      j += columns, p += others;
+      if (p >= packs) p -= packs, ++j;
+    }
   }
 }
 
@@ -170,6 +176,60 @@ struct Numbers {
     for (int k = 0; k < V; k += at_once) store_pack(static_cast<N*>(c.numbers) + at + k, packs[k / at_once]);
   }
 };
+
+/// Of windows that are tiles: their pixels are loaded at once.
+template <class T, class N, int V, int side>
+__global__ void __launch_bounds__(threads_per_block) max_pool_of_tiles(const PoolCall c) {
+  using C = compute_t<T>;
+  for_each_pack<V>(c, c.down, c.across, [&](std::int64_t image, int i, int j, int channel) {
+    const T* const x =
+        static_cast<const T*>(c.x) + pack_at(c, image, c.rows, c.columns, i * side, j * side, channel);
+    Packed<V, T> pixels[side * side];
+#pragma unroll
+    for (int k = 0; k < side * side; ++k)
+      pixels[k] = load_pack<V>(x + (std::int64_t{k / side} * c.columns + k % side) * c.channels);
+    Packed<V, T> largest = pixels[0];
+    Numbers<N, V> numbers{};
+#pragma unroll
+    for (int k = 1; k < side * side; ++k)
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const C value = widen(pixels[k].at[v]), best = widen(largest.at[v]);
+        const bool replaces = value > best || (value != value && best == best);
+        largest.at[v] = replaces ? pixels[k].at[v] : largest.at[v];
+        numbers[v] = replaces ? static_cast<N>(k) : numbers[v];
+      }
+    const std::int64_t to = pack_at(c, image, c.down, c.across, i, j, channel);
+    store_pack(static_cast<T*>(c.y) + to, largest);
+    numbers.store(c, to);
+  });
+}
+/// A thread has a window's pixels, of which one has its gradient; a pixel beyond the last window has none.
+template <class T, class N, int V, int side>
+__global__ void __launch_bounds__(threads_per_block) max_pool_grad_of_tiles(const PoolCall c) {
+  using C = compute_t<T>;
+  const int down = blocks_of(c.rows, side), across = blocks_of(c.columns, side);
+  for_each_pack<V>(c, down, across, [&](std::int64_t image, int i, int j, int channel) {
+    const bool seen = i < c.down && j < c.across;
+    Numbers<N, V> numbers{};
+    C up[V] = {};
+    if (seen) {
+      const std::int64_t from = pack_at(c, image, c.down, c.across, i, j, channel);
+      numbers = Numbers<N, V>::load(c, from);
+      Raw<V, T>::load(static_cast<const T*>(c.x) + from).widen_to(up);
+    }
+#pragma unroll
+    for (int k = 0; k < side * side; ++k) {
+      const int row = i * side + k / side, column = j * side + k % side;
+      if (row >= c.rows || column >= c.columns) continue;
+      C own[V];
+#pragma unroll
+      for (int v = 0; v < V; ++v) own[v] = seen && numbers[v] == k ? C(0) + up[v] : C(0);
+      Raw<V, T>::of(own).store(static_cast<T*>(c.y) +
+                               pack_at(c, image, c.rows, c.columns, row, column, channel));
+    }
+  });
+}
 
 template <class T, class N, int V>
 __global__ void __launch_bounds__(threads_per_block) max_pool_last(const PoolCall c) {
@@ -270,6 +330,28 @@ __global__ void __launch_bounds__(threads_per_block) avg_pool_grad_last(const Po
   });
 }
 
+/// Whether windows are tiles of that side, in packs.
+template <int side>
+bool has_tiles_of(const PoolCall& c) {
+  const auto is = [](const PoolCall::Axis& a) {
+    return a.kernel == side && a.stride == side && a.padding == 0;
+  };
+  bool packs = false;
+  for_floating(c.dtype, [&]<class T>() {
+    const auto data = [](const void* p) { return static_cast<const T*>(p); };
+    packs = wide_rows<T>(c.channels, data(c.x), data(c.y), data(c.numbers));
+  });
+  // A last window that sees less than a tile, in ceil mode, is none.
+  return c.channels > 0 && is(c.down_rule) && is(c.across_rule) && packs && c.down * side <= c.rows &&
+         c.across * side <= c.columns;
+}
+/// Calls `kernel.operator()<T, V>(grid)` for lines of tiles, in packs.
+template <class F>
+void launch_tiles(const PoolCall& c, int lines, F&& kernel) {
+  const dim3 grid(looping_grid_of(c.planes / c.channels * lines));
+  for_floating(c.dtype, [&]<class T>() { kernel.template operator()<T, wide_count<T>>(grid); });
+}
+
 /// Calls `body.operator()<N>()`.
 template <class F>
 void with_numbers(const PoolCall& c, F&& body) {
@@ -304,6 +386,10 @@ void launch(const PoolCall& c, std::int64_t area, F&& kernel) {
 }  // namespace
 
 void launch_max_pool(const PoolCall& c) {
+  if (has_tiles_of<2>(c))
+    return launch_tiles(c, c.down, [&]<class T, int V>(dim3 grid) {
+      max_pool_of_tiles<T, std::uint8_t, V, 2><<<grid, threads_per_block, 0, c.stream>>>(c);
+    });
   with_numbers(c, [&]<class N>() {
     if (c.channels > 0)
       return launch_last(c, c.down, [&]<class T, int V>(dim3 grid) {
@@ -314,6 +400,10 @@ void launch_max_pool(const PoolCall& c) {
   });
 }
 void launch_max_pool_grad(const PoolCall& c) {
+  if (has_tiles_of<2>(c))
+    return launch_tiles(c, blocks_of(c.rows, 2), [&]<class T, int V>(dim3 grid) {
+      max_pool_grad_of_tiles<T, std::uint8_t, V, 2><<<grid, threads_per_block, 0, c.stream>>>(c);
+    });
   with_numbers(c, [&]<class N>() {
     if (c.channels > 0)
       return launch_last(c, c.rows, [&]<class T, int V>(dim3 grid) {

@@ -139,9 +139,11 @@ Tensors BatchNorm::grad(const GradArgs& args) const {
   if (training) check_precision(args.specs);
   if (args.create_graph) return recorded_gradients(*this, args);
   const Tensor in[] = {args.gy[0],      args.inputs[0],  args.inputs[1],
-                       args.outputs[1], args.outputs[2], relu ? args.outputs[0] : Tensor()};
-  const bool of_residual = relu && args.need(residual_at);
-  const Tensors made = apply_many(BatchNormGrad{training, eps, of_residual}, in);
+                       args.outputs[1], args.outputs[2], relu ? args.outputs[0] : Tensor(),
+                       args.inputs[2]};
+  const bool of_residual = relu && args.need(residual_at),
+             of_inputs = relu && args.specs[residual_at].is_none();
+  const Tensors made = apply_many(BatchNormGrad{training, eps, of_residual, of_inputs}, in);
   for (std::size_t i = 0; i < 3; ++i)
     if (args.need(i)) grads[i] = to(made[i], args.specs[i].dtype);
   if (args.need(residual_at)) grads[residual_at] = of_residual ? made[3] : args.gy[0];

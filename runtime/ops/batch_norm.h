@@ -30,18 +30,21 @@ struct BatchNorm {
   bool operator==(const BatchNorm&) const = default;
 };
 
-/// Inputs: gy, x, weight or none, mean, variance, and y where ReLU made it, else none. Outputs: gradients of
-/// x, weight and bias, the last two in the dtype of the statistics, and of the residual where it is asked
-/// for.
+/// Inputs: gy, x, weight or none, mean, variance, y where ReLU made it, else none, and bias or none. Outputs:
+/// gradients of x, weight and bias, the last two in the dtype of the statistics, and of the residual where it
+/// is asked for.
 struct BatchNormGrad {
   static constexpr std::string_view name = "batch_norm_grad";
-  static constexpr Arity arity = 6;
-  static constexpr Mask optional = 0b100100;
-  static constexpr Mask dense = 0b011100;
+  static constexpr Arity arity = 7;
+  static constexpr Mask optional = 0b1100100;
+  static constexpr Mask dense = 0b1011100;
   static constexpr bool differentiable = false;
   bool training = true;
   double eps = 1e-5;
   bool of_residual = false;
+  /// No residual was added: y is ReLU of x, weight, bias and statistics alone, which a kernel may make again
+  /// in place of reading it.
+  bool of_inputs = false;
 
   Specs infer(SpecSpan in) const;
   Tensors reference(Inputs in) const;
@@ -49,6 +52,7 @@ struct BatchNormGrad {
     on("training", training);
     on("eps", eps);
     on("of_residual", of_residual);
+    on("of_inputs", of_inputs);
   }
   bool operator==(const BatchNormGrad&) const = default;
 };

@@ -280,7 +280,8 @@ TEST_CASE("cuda: batch norm of images with channels last is that of rows, gradie
           CHECK(relative_distance(followed[1], followed[0]) <= row_tolerance(kept));
           const Tensor x = last(in[0]);
           for (const Tensor& gy : {in[0], x}) {
-            const Tensor of_batch[] = {gy, x, Tensor{}, to(mean, wide), to(variance, wide), Tensor{}};
+            const Tensor of_batch[] = {gy,       x,       Tensor{}, to(mean, wide), to(variance, wide),
+                                       Tensor{}, Tensor{}};
             CHECK(lies_last(apply_many(ops::BatchNormGrad{training}, of_batch)[0]));
           }
         }
@@ -313,7 +314,7 @@ TEST_CASE(
         CHECK(lies_last(out[0]) == x_last);
         const Tensor plain[] = {x, {}, {}, {}, {}, {}};
         if (!x_last) CHECK(same_bits(out[0], relu(add(apply_many(ops::BatchNorm{}, plain)[0], r))));
-        const Tensor back[] = {r_last ? last(r) : r, in[0], {}, out[1], out[2], out[0]};
+        const Tensor back[] = {r_last ? last(r) : r, in[0], {}, out[1], out[2], out[0], {}};
         const Tensors grads = apply_many(ops::BatchNormGrad{.of_residual = true}, back);
         CHECK(lies_last(grads[0]) == x_last);
         CHECK(lies_last(grads[3]) == x_last);
