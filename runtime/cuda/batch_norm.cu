@@ -123,7 +123,8 @@ __device__ compute_t<T> origin_of(const Call& c, std::int64_t channel) {
 /// What short runs of terms add up in: a few 16-bit numbers lose nothing that counts in f32.
 template <class T>
 using run_t = std::conditional_t<sizeof(T) == 2, float, double>;
-constexpr int run_length = 8;
+/// Of elements, and of gradients with them, of which as many at once leave room for fewer threads.
+constexpr int run_length = 8, run_of_gradients = 4;
 /// Of a thread's channels those that it sums: accumulators are many registers.
 constexpr int summed(int V) { return V > 4 ? 4 : V; }
 
@@ -211,7 +212,7 @@ __global__ void __launch_bounds__(block) sums_of_gradients(const BatchNormGradCa
       normal.factor[j] = factor_of<T>(c, strip.channel + j);
       normal.shift[j] = at<T>(c.bias, strip.channel + j, C(0));
     }
-  strip.template for_each<run_length>(
+  strip.template for_each<run_of_gradients>(
       [&](std::int64_t i) { return Elements{load_at<V, T>(c.x, i), {g.gy, g.epilogue, i}}; },
       [&](const Elements& both, std::int64_t i) {
         C value[V], up[V];
@@ -329,7 +330,7 @@ __global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g, con
   means.read(strip, normal.mean), factors.read(strip, normal.factor);
   if constexpr (relu == OfRelu::makes_y) biases.read(strip, normal.shift);
   backs.read(strip, back), shifts.read(strip, shift);
-  strip.template for_each<4>(
+  strip.template for_each<8>(
       [&](std::int64_t i) { return Elements{load_at<V, T>(c.x, i), {g.gy, g.epilogue, i}}; },
       [&](const Elements& both, std::int64_t i) {
         C value[V], up[V];

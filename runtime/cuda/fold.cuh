@@ -153,8 +153,6 @@ void fold_pieces(const Rule& rule, Pieces p, std::int64_t pieces, const void* x,
   } else if (in_packs && wide_rows<T>(p.inner, from) && wide_rows<T>(p.pitch, from)) {
     if (p.reduce <= 2)  // both in one thread: more would be another tree
       columns.template operator()<1, wide>();
-    else if (wide == 8 && p.inner <= block_columns * wide / 2)  // most threads would have no column
-      columns.template operator()<block_rows, wide == 8 ? 2 : wide>();
     else
       columns.template operator()<block_rows, wide>();
   } else {
