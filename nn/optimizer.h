@@ -292,6 +292,63 @@ class SHERD_API Rmsprop final : public Optimizer {
   bool foreach_;
 };
 
+/// For `Lion`.
+struct LionOptions {
+  double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
+  bool foreach = true;    ///< as in AdamOptions
+  bool maximize = false;  ///< as in AdamOptions
+};
+
+/// Lion (Chen et al., 2023): p is times 1 - lr weight_decay and moves by -lr sign(beta1 m + (1 - beta1) g),
+/// then m = beta2 m + (1 - beta2) g. Its rates are a tenth to a third of AdamW's, its decay as much more.
+/// Options of groups: "lr", "beta1", "beta2", "weight_decay", "maximize".
+class SHERD_API Lion final : public Optimizer {
+ public:
+  Lion(std::vector<ParamGroup> groups, LionOptions options = {});
+  Lion(std::vector<Parameter> params, LionOptions options = {})
+      : Lion(std::vector<ParamGroup>{{std::move(params)}}, options) {}
+
+ protected:
+  std::vector<std::string> state_names() const override;
+  bool skips_on_device() const override { return true; }
+  bool clips_on_device() const override { return true; }
+  Slots fresh(const Tensor& p) const override;
+  void step_group(const Group& group, std::span<const Parameter> params,
+                  std::span<Slots* const> slots) override;
+
+ private:
+  bool foreach_;
+};
+
+/// For `Adagrad`. ValueError for an initial_accumulator_value that is negative or not finite.
+struct AdagradOptions {
+  double lr = 1e-2, lr_decay = 0, weight_decay = 0, initial_accumulator_value = 0, eps = 1e-10;
+  bool foreach = true;    ///< as in AdamOptions
+  bool maximize = false;  ///< as in AdamOptions
+};
+
+/// Adagrad (Duchi, Hazan and Singer, 2011): s = s + g^2, and p moves by -lr / (1 + (t - 1) lr_decay) g /
+/// (sqrt(s) + eps) in its step t, where g is the gradient plus weight_decay p; s starts as the initial value.
+/// Options of groups: "lr", "lr_decay", "weight_decay", "eps", "maximize".
+class SHERD_API Adagrad final : public Optimizer {
+ public:
+  Adagrad(std::vector<ParamGroup> groups, AdagradOptions options = {});
+  Adagrad(std::vector<Parameter> params, AdagradOptions options = {})
+      : Adagrad(std::vector<ParamGroup>{{std::move(params)}}, options) {}
+
+ protected:
+  std::vector<std::string> state_names() const override;
+  bool skips_on_device() const override { return true; }
+  bool clips_on_device() const override { return true; }
+  Slots fresh(const Tensor& p) const override;
+  void step_group(const Group& group, std::span<const Parameter> params,
+                  std::span<Slots* const> slots) override;
+
+ private:
+  bool foreach_;
+  double initial_;
+};
+
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns their norm of order `norm_type`, of
 /// all elements as one vector, before that (0-d f64): the Euclidean and the largest magnitude (an order of
 /// INFINITY) are the same to the bit for every order and cut of the parameters; 0 without gradients. A NaN

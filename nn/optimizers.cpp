@@ -1,5 +1,6 @@
-// Adam, Sgd and Rmsprop: what they keep, and how lists of parameters go through their ops.
+// Adam, Sgd, Rmsprop, Lion and Adagrad: what they keep, and how lists of parameters go through their ops.
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "nn/optimizer.h"
@@ -284,6 +285,60 @@ void Rmsprop::step_group(const Group& group, std::span<const Parameter> params,
     if (op.momentum != 0) kept.push_back(s.back());
     return kept;
   });
+}
+
+Lion::Lion(std::vector<ParamGroup> groups, LionOptions o)
+    : Optimizer(std::move(groups), {{"lr", o.lr},
+                                    {"beta1", o.beta1, OptionRange::below_1},
+                                    {"beta2", o.beta2, OptionRange::below_1},
+                                    {"weight_decay", o.weight_decay},
+                                    flag("maximize", o.maximize)}),
+      foreach_(o.foreach) {}
+
+std::vector<std::string> Lion::state_names() const { return {"exp_avg"}; }
+
+Optimizer::Slots Lion::fresh(const Tensor& p) const { return {zeros(p.shape(), {p.dtype(), p.device()})}; }
+
+void Lion::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
+  const FirstInputs first{group.lr, skip(), factor()};
+  const ops::LionStep op{.beta1 = group.option("beta1"),
+                         .beta2 = group.option("beta2"),
+                         .weight_decay = group.option("weight_decay"),
+                         .maximize = group.option("maximize") != 0,
+                         .skippable = first.skippable(),
+                         .clipped = first.clipped()};
+  step_list(op, first, foreach_, params, [&](std::size_t i) { return *slots[i]; });
+}
+
+Adagrad::Adagrad(std::vector<ParamGroup> groups, AdagradOptions o)
+    : Optimizer(std::move(groups), {{"lr", o.lr},
+                                    {"lr_decay", o.lr_decay},
+                                    {"weight_decay", o.weight_decay},
+                                    {"eps", o.eps},
+                                    flag("maximize", o.maximize)}),
+      foreach_(o.foreach),
+      initial_(o.initial_accumulator_value) {
+  check<ValueError>(
+      initial_ >= 0 && std::isfinite(initial_),
+      "Adagrad: initial_accumulator_value {}; sums of squares start at a finite value from 0 on", initial_);
+}
+
+std::vector<std::string> Adagrad::state_names() const { return {"sum", "step"}; }
+
+Optimizer::Slots Adagrad::fresh(const Tensor& p) const {
+  return {full(p.shape(), initial_, {p.dtype(), p.device()}), zeros({}, {DType::f64, p.device()})};
+}
+
+void Adagrad::step_group(const Group& group, std::span<const Parameter> params,
+                         std::span<Slots* const> slots) {
+  const FirstInputs first{group.lr, skip(), factor()};
+  const ops::AdagradStep op{.lr_decay = group.option("lr_decay"),
+                            .eps = group.option("eps"),
+                            .weight_decay = group.option("weight_decay"),
+                            .maximize = group.option("maximize") != 0,
+                            .skippable = first.skippable(),
+                            .clipped = first.clipped()};
+  step_list(op, first, foreach_, params, [&](std::size_t i) { return *slots[i]; });
 }
 
 }  // namespace sherd::nn

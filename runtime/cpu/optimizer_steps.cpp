@@ -9,6 +9,8 @@ void add_optimizer_steps() {
   add_list_step<ops::AdamStep>();
   add_list_step<ops::SgdStep>();
   add_list_step<ops::RmspropStep>();
+  add_list_step<ops::LionStep>();
+  add_list_step<ops::AdagradStep>();
 }
 
 }  // namespace sherd::cpu

@@ -69,8 +69,8 @@ using FusedOps =
            LossTotal<Huber>, LossTotalGrad<Huber>, LossTotal<Bce>, LossTotalGrad<Bce>,
            LossTotal<BceWithLogits>, LossTotalGrad<BceWithLogits>, Dropout, Attention, AttentionGrad,
            MaskedAttention, MaskedAttentionGrad, SelfAttention, SelfAttentionGrad, Recurrent, RecurrentGrad>;
-using OptimizerOps =
-    OpList<AdamStep, SgdStep, RmspropStep, LargestMagnitude, SquareSums, NormOfSums, ClipScale>;
+using OptimizerOps = OpList<AdamStep, SgdStep, RmspropStep, LionStep, AdagradStep, LargestMagnitude,
+                            SquareSums, NormOfSums, ClipScale>;
 
 /// What all other ops come down to, beside the elementwise ones: whoever has kernels for these runs
 /// everything, and they are what a program is decomposed to.

@@ -198,4 +198,95 @@ struct RmspropStep : ListStep<RmspropStep> {
   bool operator==(const RmspropStep&) const = default;
 };
 
+/// One step of Lion (Chen et al., 2023). Inputs: lr (0-d, f64), skip if the step is skippable, the factor if
+/// it is clipped, then for each parameter p, g (f32 or of 16 bits) and m. The first ones and g are not
+/// written.
+struct LionStep : ListStep<LionStep> {
+  static constexpr std::string_view name = "lion_step_";
+  static constexpr std::string_view states[] = {"average of gradients"};
+  double beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
+  bool maximize = false;
+  Skippable skippable = Skippable::no;
+  Clipped clipped = Clipped::no;
+
+  template <class T>
+  struct Factors {
+    T keep, rate, sign, beta1, share1, beta2, share2;
+  };
+  template <class D, class Rounded>
+  constexpr auto factors(D lr, D, const Rounded& rounded) const {
+    return Factors<decltype(rounded(lr))>{
+        .keep = rounded(D(1.0) - lr * D(weight_decay)),
+        .rate = rounded(-lr),
+        .sign = rounded(D(sign_of(maximize))),
+        .beta1 = rounded(D(beta1)),
+        .share1 = rounded(D(1 - beta1)),
+        .beta2 = rounded(D(beta2)),
+        .share2 = rounded(D(1 - beta2)),
+    };
+  }
+  template <class T>
+  constexpr Stepped<T, 1> operator()(const Factors<T>& f, T p, T g, T m) const {
+    using math::fma;
+    using math::where;
+    const T grad = g * f.sign;
+    const T mixed = fma(f.share1, grad, m * f.beta1);
+    const T way = where(mixed > T(0), T(1), where(mixed < T(0), T(-1), mixed));  // 0 and NaN stay
+    return {fma(f.rate, way, p * f.keep), {fma(f.share2, grad, m * f.beta2)}};
+  }
+  void fields(auto&& on) const {
+    on("beta1", beta1);
+    on("beta2", beta2);
+    on("weight_decay", weight_decay);
+    on("maximize", maximize);
+    on("skippable", skippable == Skippable::yes);
+    on("clipped", clipped == Clipped::yes);
+  }
+  bool operator==(const LionStep&) const = default;
+};
+
+/// One step of Adagrad (Duchi, Hazan and Singer, 2011). Inputs: lr (0-d, f64), skip if the step is skippable,
+/// the factor if it is clipped, then for each parameter p, g (f32 or of 16 bits), the sum of squares and step
+/// (0-d, f64), which counts one up. The first ones and g are not written.
+struct AdagradStep : ListStep<AdagradStep> {
+  static constexpr std::string_view name = "adagrad_step_";
+  static constexpr std::string_view states[] = {"sum of squares"};
+  double lr_decay = 0, eps = 1e-10, weight_decay = 0;
+  bool maximize = false;
+  Skippable skippable = Skippable::no;
+  Clipped clipped = Clipped::no;
+
+  static constexpr bool counts(int) { return true; }
+  template <class T>
+  struct Factors {
+    T rate, sign, eps, decay;
+  };
+  template <class D, class Rounded>
+  constexpr auto factors(D lr, D step, const Rounded& rounded) const {
+    return Factors<decltype(rounded(lr))>{
+        .rate = rounded(-(lr / (D(1.0) + (step - D(1.0)) * D(lr_decay)))),
+        .sign = rounded(D(sign_of(maximize))),
+        .eps = rounded(D(eps)),
+        .decay = rounded(D(weight_decay)),
+    };
+  }
+  template <class T>
+  constexpr Stepped<T, 1> operator()(const Factors<T>& f, T p, T g, T squares) const {
+    using math::fma;
+    using math::sqrt;
+    const T grad = fma(p, f.decay, g * f.sign);
+    squares = fma(grad, grad, squares);
+    return {fma(f.rate, grad / (sqrt(squares) + f.eps), p), {squares}};
+  }
+  void fields(auto&& on) const {
+    on("lr_decay", lr_decay);
+    on("eps", eps);
+    on("weight_decay", weight_decay);
+    on("maximize", maximize);
+    on("skippable", skippable == Skippable::yes);
+    on("clipped", clipped == Clipped::yes);
+  }
+  bool operator==(const AdagradStep&) const = default;
+};
+
 }  // namespace sherd::ops

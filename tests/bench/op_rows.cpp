@@ -106,6 +106,8 @@ void put_steps(std::vector<OpRow>& list) {
   list.push_back(step_row("adamw", ops::AdamStep{.weight_decay = 0.01, .decoupled = true}, 2, true));
   list.push_back(step_row("sgd", ops::SgdStep{.momentum = 0.9}, 1, true));
   list.push_back(step_row("rmsprop", ops::RmspropStep{}, 1, false));
+  list.push_back(step_row("lion", ops::LionStep{.weight_decay = 0.01}, 1, false));
+  list.push_back(step_row("adagrad", ops::AdagradStep{}, 1, true));
 }
 
 std::vector<OpRow> written_rows() {

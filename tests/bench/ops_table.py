@@ -22,12 +22,13 @@ from unittest import mock
 try:
     import torch
     from torch.nn import functional as F
+    from torch.optim.adagrad import adagrad as adagrad_of_lists
     from torch.optim.rmsprop import rmsprop as rmsprop_of_lists
 except ImportError:
     if "--check" not in sys.argv:
         print("ops_table: PyTorch is not installed")
         sys.exit(0)
-    torch = F = rmsprop_of_lists = mock.MagicMock()  # the names of the rows are all that is looked at
+    torch = F = adagrad_of_lists = rmsprop_of_lists = mock.MagicMock()  # the names of the rows are all that is looked at
 
 
 def least_us(call):
@@ -260,6 +261,16 @@ def rmsprop(p, g, square_average):
                                 weight_decay=0.0, momentum=0.0, centered=False)
 
 
+def lion(p, g, m):  # PyTorch has none: in its ops
+    p.mul_(1 - 1e-5).add_((m * 0.9).add_(g, alpha=0.1).sign_(), alpha=-1e-3)
+    m.mul_(0.99).add_(g, alpha=0.01)
+
+
+def adagrad(p, g, total):
+    adagrad_of_lists([p], [g], [total], [torch.ones(())], lr=1e-3, lr_decay=0.0, weight_decay=0.0, eps=1e-10,
+                     maximize=False)
+
+
 OPS = {
     **{name: (one, getattr(torch, name)) for name in
        "neg abs exp sin cos tanh sigmoid erf relu square floor isfinite".split()},
@@ -421,6 +432,8 @@ OPS = {
     "adamw": (parameter(2), adamw),
     "sgd": (parameter(1), lambda p, g, m: torch._fused_sgd_([p], [g], [m], **SGD)),
     "rmsprop": (parameter(1), rmsprop),
+    "lion": (parameter(1), lion),
+    "adagrad": (parameter(1), adagrad),
     "max_pool2d": (image, lambda x: F.max_pool2d(x, 2)),
     "avg_pool2d": (image, lambda x: F.avg_pool2d(x, 2)),
     "batch_norm": (channels, lambda x, w, b: F.batch_norm(x, torch.zeros(16, dtype=x.dtype),

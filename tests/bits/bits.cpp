@@ -167,6 +167,8 @@ void put_the_rest(std::vector<BitsLine>& lines) {
     step(ops::SgdStep{}, {lr, fresh(1), fresh(2)});
     step(ops::AdamStep{}, {lr, fresh(1), fresh(2), fresh(3), fresh(4), Tensor::scalar(3, {f64})});
     step(ops::RmspropStep{}, {lr, fresh(1), fresh(2), fresh(3)});
+    step(ops::LionStep{}, {lr, fresh(1), fresh(2), fresh(3)});
+    step(ops::AdagradStep{}, {lr, fresh(1), fresh(2), fresh(3), Tensor::scalar(3, {f64})});
     step(ops::ClipScale{}, {scale, fresh(1)});
   });
 }

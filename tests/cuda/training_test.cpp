@@ -133,7 +133,7 @@ void check_step(const Op& op, std::int64_t count, std::size_t kept, bool counts)
 
 }  // namespace
 
-TEST_CASE("cuda: steps of SGD's and RMSprop's forms have the CPU's bits") {
+TEST_CASE("cuda: steps of all optimizers' forms have the CPU's bits") {
   if (no_gpu()) return;
   for (std::int64_t count : {1, 48, 49})
     for (bool form : {false, true}) {
@@ -145,6 +145,8 @@ TEST_CASE("cuda: steps of SGD's and RMSprop's forms have the CPU's bits") {
       for (double momentum : {0.0, 0.9})
         check_step(ops::RmspropStep{.weight_decay = 0.1, .momentum = momentum, .centered = form}, count,
                    1u + form + (momentum != 0), false);
+      check_step(ops::LionStep{.weight_decay = 0.1, .maximize = form}, count, 1, false);
+      check_step(ops::AdagradStep{.lr_decay = 0.1, .weight_decay = 0.1, .maximize = form}, count, 1, true);
     }
 }
 

@@ -116,6 +116,44 @@ TEST_CASE(
           }
 }
 
+TEST_CASE("optimizers: Lion and Adagrad follow their formulas") {
+  for (const DType dtype : {f64, f32})
+    for (const bool foreach : {false, true})
+      for (const double decay : {0.0, 0.1}) {
+        INFO(name_of(dtype) << " foreach " << foreach << " decay " << decay);
+        Parameter p = parameter({17}, 1, dtype), q = parameter({17}, 1, dtype);
+        Lion lion(std::vector{p},
+                  {.lr = 0.01, .beta1 = 0.8, .beta2 = 0.95, .weight_decay = decay, .foreach = foreach});
+        Adagrad adagrad(std::vector{q}, {.lr = 0.1,
+                                         .lr_decay = 0.25,
+                                         .weight_decay = decay,
+                                         .initial_accumulator_value = 0.5,
+                                         .foreach = foreach});
+        std::vector<double> of_lion = doubles(p.data()), average(17, 0.0), of_adagrad = of_lion, sum(17, 0.5);
+        for (unsigned step = 1; step <= 10; ++step) {
+          give_gradient(p, step);
+          q.set_grad(clone(p.grad()));
+          const std::vector<double> gradient = doubles(p.grad());
+          for (std::size_t i = 0; i < 17; ++i) {
+            const double mixed = 0.8 * average[i] + 0.2 * gradient[i];
+            of_lion[i] = of_lion[i] * (1 - 0.01 * decay) - 0.01 * (mixed > 0 ? 1 : mixed < 0 ? -1 : 0);
+            average[i] = 0.95 * average[i] + 0.05 * gradient[i];
+            const double g = gradient[i] + decay * of_adagrad[i];
+            sum[i] += g * g;
+            of_adagrad[i] -= 0.1 / (1 + (step - 1) * 0.25) * g / (std::sqrt(sum[i]) + 1e-10);
+          }
+          lion.step();
+          adagrad.step();
+        }
+        CHECK(far(p, of_lion) < (dtype == f64 ? 1e-12 : 1e-5));
+        CHECK(far(q, of_adagrad) < (dtype == f64 ? 1e-12 : 1e-5));
+        CHECK(lion.state_dict().contains("state.0.exp_avg"));
+        CHECK(adagrad.state_dict().at("state.0.step").item() == 10);
+      }
+  CHECK_THROWS_AS(Adagrad({parameter({2}, 1)}, {.initial_accumulator_value = -1}), ValueError);
+  CHECK_THROWS_AS(Lion({parameter({2}, 1)}, {.beta1 = 1}), ValueError);
+}
+
 TEST_CASE("optimizers: maximize steps as by gradients of the other sign, to the bit") {
   for (const DType dtype : {f32, f64, bf16, f16}) {
     const auto make = [](const Parameter& p, bool up) {
@@ -131,10 +169,14 @@ TEST_CASE("optimizers: maximize steps as by gradients of the other sign, to the 
         all.push_back(
             std::make_unique<Adam>(std::vector{p}, AdamOptions{.weight_decay = 0.1, .maximize = up}));
         all.push_back(std::make_unique<AdamW>(std::vector{p}, AdamWOptions{.amsgrad = more, .maximize = up}));
+        all.push_back(
+            std::make_unique<Lion>(std::vector{p}, LionOptions{.weight_decay = 0.1, .maximize = up}));
+        all.push_back(std::make_unique<Adagrad>(std::vector{p},
+                                                AdagradOptions{.lr_decay = more ? 0.5 : 0, .maximize = up}));
       }
       return all;
     };
-    for (std::size_t kind = 0; kind < 8; ++kind) {
+    for (std::size_t kind = 0; kind < 12; ++kind) {
       INFO(name_of(dtype) << " " << kind);
       Parameter p = parameter({33}, 1, dtype), q = parameter({33}, 1, dtype);
       const auto up = std::move(make(p, true)[kind]), down = std::move(make(q, false)[kind]);
@@ -364,7 +406,7 @@ TEST_CASE(
 
 TEST_CASE("optimizers: a saved one goes on to the same bits") {
   const TempDirectory folder;
-  for (int kind = 0; kind < 5; ++kind) {
+  for (int kind = 0; kind < 7; ++kind) {
     INFO(kind);
     const auto make = [kind](const std::vector<Parameter>& p) -> std::unique_ptr<Optimizer> {
       std::vector<ParamGroup> groups{{{p[0]}}, {{p[1], p[2]}, 0.05}};
@@ -372,6 +414,8 @@ TEST_CASE("optimizers: a saved one goes on to the same bits") {
       if (kind == 3) return std::make_unique<Rmsprop>(groups);
       if (kind == 4)
         return std::make_unique<Rmsprop>(groups, RmspropOptions{.momentum = 0.9, .centered = true});
+      if (kind == 5) return std::make_unique<Lion>(groups, LionOptions{.weight_decay = 0.1});
+      if (kind == 6) return std::make_unique<Adagrad>(groups, AdagradOptions{.lr_decay = 0.5});
       return std::make_unique<Sgd>(groups, SgdOptions{.lr = 0.1, .momentum = kind == 1 ? 0.9 : 0.0});
     };
     const std::vector<Parameter> a = {parameter({3}, 1), parameter({2, 2}, 2), parameter({1}, 3)};
@@ -572,6 +616,12 @@ TEST_CASE("optimizers: parameters in 16 bits without masters step as f32 copies,
       },
       [](auto params, bool foreach) {
         return std::make_unique<Rmsprop>(params, RmspropOptions{.lr = 1e-2, .foreach = foreach});
+      },
+      [](auto params, bool foreach) {
+        return std::make_unique<Lion>(params, LionOptions{.lr = 1e-2, .foreach = foreach});
+      },
+      [](auto params, bool foreach) {
+        return std::make_unique<Adagrad>(params, AdagradOptions{.lr = 1e-2, .foreach = foreach});
       }};
   for (const DType dtype : {bf16, f16})
     for (const Make& make : makes) {
@@ -602,7 +652,8 @@ TEST_CASE("optimizers: a loaded state is kept in no memory that a caller lent") 
   const std::vector<Make> makes = {
       [](auto p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 1e-2}); },
       [](auto p) { return std::make_unique<Sgd>(p, SgdOptions{.lr = 1e-2, .momentum = 0.9}); },
-      [](auto p) { return std::make_unique<Rmsprop>(p, RmspropOptions{.lr = 1e-2, .momentum = 0.9}); }};
+      [](auto p) { return std::make_unique<Rmsprop>(p, RmspropOptions{.lr = 1e-2, .momentum = 0.9}); },
+      [](auto p) { return std::make_unique<Lion>(p); }, [](auto p) { return std::make_unique<Adagrad>(p); }};
   for (const DType dtype : {f64, f32, bf16})
     for (const Make& make : makes)
       for (const bool stepped : {false, true}) {  // into a state that is there, and into none

@@ -180,6 +180,8 @@ TEST_CASE("lists: a step of 16 bits has the bits of one of f32 copies, rounded o
     check(ops::AdamStep{.weight_decay = 0.1, .decoupled = true}, dtype);
     check(ops::SgdStep{.momentum = 0.9}, dtype);
     check(ops::RmspropStep{}, dtype);
+    check(ops::LionStep{.weight_decay = 0.1}, dtype);
+    check(ops::AdagradStep{.lr_decay = 0.1}, dtype);
   }
 }
 
@@ -247,6 +249,8 @@ TEST_CASE("lists: a step has the same bits however the elements are split over t
   check(ops::AdamStep{.weight_decay = 0.01, .amsgrad = true, .maximize = true});
   check(ops::SgdStep{.momentum = 0.9, .nesterov = true});
   check(ops::RmspropStep{.momentum = 0.9});
+  check(ops::LionStep{.weight_decay = 0.1});
+  check(ops::AdagradStep{.weight_decay = 0.1});
 }
 
 TEST_CASE("lists: ten steps of Adam and AdamW follow the formulas") {

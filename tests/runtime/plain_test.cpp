@@ -129,6 +129,13 @@ TEST_CASE("plain: optimizer steps and clipping") {
           7);
       agree(ops::SgdStep{.momentum = 0.9, .weight_decay = decay, .maximize = maximize}, 4);
       agree(ops::RmspropStep{.weight_decay = decay, .centered = true, .maximize = maximize}, 4);
+      for (const ops::Clipped clipped : {ops::Clipped::no, ops::Clipped::yes}) {
+        agree(ops::LionStep{.weight_decay = decay, .maximize = maximize, .clipped = clipped}, 3);
+        agree(
+            ops::AdagradStep{
+                .lr_decay = 0.5, .weight_decay = decay, .maximize = maximize, .clipped = clipped},
+            4);
+      }
     }
     agree(ops::AdamStep{.weight_decay = decay, .skippable = ops::Skippable::yes, .twins = ops::Twins::yes},
           6);
