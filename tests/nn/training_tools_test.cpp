@@ -84,6 +84,65 @@ TEST_CASE("schedules: rates are those of PyTorch's") {
   CHECK_THROWS_AS(line(-1), ValueError);
 }
 
+TEST_CASE("schedules: warm restarts are cosines one after the other, each so many times as long") {
+  for (const std::int64_t factor : {1, 2, 3}) {
+    const WarmRestartsSchedule restarts{.lr = 2, .min_lr = 0.5, .first = 7, .factor = factor};
+    std::int64_t step = 0, length = 7;
+    for (int cycle = 0; cycle < 4; ++cycle, length *= factor) {
+      const CosineSchedule one{.lr = 2, .min_lr = 0.5, .warmup = 0, .steps = length};
+      for (std::int64_t i = 0; i < length; ++i) CHECK(std::abs(restarts(step++) - one(i)) < 1e-12);
+    }
+  }
+  // torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(SGD(lr=1), 3, 2), steps 0, 1, 4 and 8
+  const WarmRestartsSchedule three{.lr = 1, .first = 3, .factor = 2};
+  CHECK(three(0) == 1);
+  CHECK(std::abs(three(1) - 0.75) < 1e-12);
+  CHECK(std::abs(three(4) - 0.9330127018922194) < 1e-12);
+  CHECK(std::abs(three(8) - 0.06698729810778059) < 1e-12);
+  CHECK(WarmRestartsSchedule{.first = 1, .factor = 1 << 20}(std::int64_t{1} << 62) > 0);
+  CHECK_THROWS_AS(three(-1), ValueError);
+  CHECK_THROWS_AS(WarmRestartsSchedule{.first = 0}(0), ValueError);
+  CHECK_THROWS_AS((WarmRestartsSchedule{.lr = 1, .min_lr = 2}(0)), ValueError);
+}
+
+TEST_CASE("schedules: a rate falls after so many values that are not better, and a state goes on") {
+  for (const Better better : {Better::lower, Better::higher})
+    for (const Threshold threshold : {Threshold::relative, Threshold::absolute}) {
+      const double sign = better == Better::lower ? 1 : -1;
+      const PlateauOptions options{.lr = 1,
+                                   .factor = 0.5,
+                                   .min_lr = 0.2,
+                                   .patience = 2,
+                                   .cooldown = 1,
+                                   .better = better,
+                                   .threshold = 0.1,
+                                   .threshold_is = threshold};
+      PlateauSchedule schedule(options);
+      CHECK(schedule.lr() == 1);
+      const auto tell = [&](double distance) { return schedule(10 + sign * distance); };
+      CHECK(tell(0) == 1);
+      const double little = threshold == Threshold::relative ? 0.9 : 0.09;  // less than the threshold
+      for (int i = 0; i < 2; ++i) CHECK(tell(-little) == 1);
+      CHECK(tell(0) == 0.5);
+      for (int i = 0; i < 3; ++i) CHECK(tell(0) == 0.5);  // the first of them cools, two are waited
+      const PlateauSchedule::State at = schedule.state();
+      CHECK(tell(0) == 0.25);
+      PlateauSchedule other(options);
+      other.load_state(at);
+      CHECK(other(10) == 0.25);
+      CHECK(other.state() == schedule.state());
+      for (int i = 0; i < 4; ++i) tell(0);
+      CHECK(schedule.lr() == 0.2);  // the least
+      for (int i = 0; i < 3; ++i) tell(0);
+      CHECK(tell(-5) == 0.2);  // better: waits anew
+      CHECK(schedule.state().waited == 0);
+      CHECK(schedule.state().best == 10 - sign * 5);
+      CHECK_THROWS_AS(schedule(std::nan("")), ValueError);
+    }
+  CHECK_THROWS_AS(PlateauSchedule({.factor = 1}), ValueError);
+  CHECK_THROWS_AS(PlateauSchedule({.patience = -1}), ValueError);
+}
+
 TEST_CASE("ema: averages follow the parameters, buffers are copied, and a state goes on") {
   BatchNorm1d model(3);
   Ema ema(model, 0.9);
