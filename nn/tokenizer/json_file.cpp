@@ -233,7 +233,8 @@ class Reader final : public nlohmann::json_sax<Json> {
                         shown(text), shown(left), shown(right));
       return *id;
     };
-    file_.merges.set(id_of(left), id_of(right), {rank, id_of(left + right)});
+    const Id first = id_of(left), second = id_of(right);
+    file_.merges.set(first, second, {rank, id_of(left + right)});
   }
 
   JsonFile& file_;

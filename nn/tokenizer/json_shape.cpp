@@ -5,7 +5,7 @@
 namespace sherd::nn::tokens {
 namespace {
 
-constexpr std::size_t longest_string = 8192, longest_number = 64;
+constexpr std::size_t longest_string = 8192, longest_number = 64, longest_gap = 8192;
 constexpr int most_levels = 16;
 
 /// Bytes up to the quote that ends the string, or to the limit.
@@ -15,18 +15,24 @@ std::size_t string_length(std::string_view text) {
   return at;
 }
 
-bool is_space_or_mark(char c) {
-  return std::string_view(" \t\r\n,:\"[]{}").find(c) != std::string_view::npos;
-}
+bool is_space(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
+bool is_mark(char c) { return std::string_view(",:\"[]{}").find(c) != std::string_view::npos; }
 
 }  // namespace
 
 void check_json_shape(std::string_view text, std::string_view where) {
   int level = 0;
-  std::size_t plain = 0;  // bytes of a number or a word
+  std::size_t plain = 0, gap = 0;  // bytes of a number or a word, and of white space
   for (std::size_t at = 0; at < text.size(); ++at) {
     const char c = text[at];
-    if (!is_space_or_mark(c)) {
+    if (is_space(c)) {
+      plain = 0;
+      check<ValueError>(++gap <= longest_gap, "{}: white space of more than {} bytes, the limit, at byte {}",
+                        where, longest_gap, at - longest_gap);
+      continue;
+    }
+    gap = 0;
+    if (!is_mark(c)) {
       check<ValueError>(++plain <= longest_number,
                         "{}: is not valid JSON: a number of more than {} bytes at byte {}", where,
                         longest_number, at - longest_number);

@@ -1,5 +1,7 @@
 #include "nn/tokenizer/splitting_syntax.h"
 
+#include <algorithm>
+
 #include "runtime/error.h"
 #include "runtime/shown.h"
 
@@ -65,12 +67,23 @@ class Translation {
       at_ += 2;
       return;
     }
-    if (c == 'p' || c == 'P') {
-      const std::size_t close = from_.find('}', at_);
-      if (close == std::string_view::npos) refuse("\\p without its end");
-      return copy(close + 1 - at_);
-    }
+    if (c == 'p' || c == 'P') return property();
     copy(2);
+  }
+
+  /// A category, or a script, of which PCRE2 would take the extended form.
+  void property() {
+    const std::size_t close = from_.find('}', at_);
+    if (close == std::string_view::npos) refuse("\\p without its end");
+    const std::string_view name = from_.substr(at_ + 3, close - at_ - 3);
+    const auto is_letter = [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+    };
+    if (name.empty() || !std::ranges::all_of(name, is_letter)) refuse("the name in \\p");
+    to_.append(from_.substr(at_, 3));
+    if (name.size() > 2 && name != "Any" && name != "Alphabetic") to_.append("sc:");
+    to_.append(name).append("}");
+    at_ = close + 1;
   }
 
   void inside_class(char c) {

@@ -1,7 +1,8 @@
 // Encodes the records of a file with a tokenizer, for tests/golden/compare_tokenizers.py:
 //   tokenize_file encode TOKENIZER RECORDS OUT     # records in, tokens out
 //   tokenize_file decode TOKENIZER RECORDS OUT     # tokens in, texts out
-// A record is its length in 32 bits and so many bytes; tokens are 32 bits each. Prints the seconds that the calls take.
+// A record is its length in 32 bits and so many bytes; tokens are 32 bits each. Prints the seconds that the
+// calls take.
 #include <chrono>
 #include <cstdint>
 #include <cstring>
