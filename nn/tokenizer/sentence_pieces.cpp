@@ -141,7 +141,8 @@ class ModelReader {
                           ? types[specs_.model_type]
                           : std::to_string(specs_.model_type));
     check<ValueError>(specs_.unknown_text.size() <= longest_piece,
-                      "{}: unk_surface has more than {} bytes, the limit", where_, longest_piece);
+                      "{}: the text of the piece of the type unknown has more than {} bytes, the limit",
+                      where_, longest_piece);
   }
 
   Id only_unknown() const {

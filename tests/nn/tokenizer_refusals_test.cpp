@@ -283,7 +283,7 @@ TEST_CASE("what a SentencePiece model has that is not supported, or damaged, is 
       {"pieces 0 and 1 are both of the type unknown", unknown + piece("b", 2) + bpe},
       {"is of the type byte, and named as none", unknown + piece("b", 6) + bpe},
       {"the piece <0x00> of byte_fallback is missing", unknown + field(2, field(3, 2U) + field(35, 1U))},
-      {"unk_surface has more than 512 bytes",
+      {"the text of the piece of the type unknown has more than 512 bytes",
        unknown + field(2, field(3, 2U) + field(44, std::string(600, 'x')))},
       {"it ends within a field", sound.substr(0, sound.size() - 1)},
       {"a number of more than 64 bits", std::string(11, '\xFF')},
