@@ -58,10 +58,31 @@ void read_surroundings(tokens::Pipeline& parts, const TokenizerPath& folder, Fil
   if (parts.eos && flag_of(config, "add_eos_token", false)) parts.suffix = {*parts.eos};
 }
 
-std::unique_ptr<tokens::Pipeline> read_file(const TokenizerPath& file, FileSystem& files) {
-  const std::string where = tokenizer_where(file);
+/// The same error, which names the file.
+template <class E>
+[[noreturn]] void rethrow_of(const E& error, const std::string& where) {
+  constexpr std::string_view begin = "tokenizer: ";
+  std::string_view message = error.what();
+  if (message.starts_with(where)) throw error;
+  if (message.starts_with(begin)) message.remove_prefix(begin.size());
+  throw E(fmt::format("{}: {}", where, message), error.where());
+}
+
+std::unique_ptr<tokens::Pipeline> parse_file(const TokenizerPath& file, FileSystem& files,
+                                             const std::string& where) {
   if (file.extension() == ".json") return tokens::read_json(files.read(file, tokens::largest_json), where);
   return tokens::read_sentence_pieces(files.read(file, tokens::largest_model), where);
+}
+
+std::unique_ptr<tokens::Pipeline> read_file(const TokenizerPath& file, FileSystem& files) {
+  const std::string where = tokenizer_where(file);
+  try {
+    return parse_file(file, files, where);
+  } catch (const ValueError& error) {
+    rethrow_of(error, where);
+  } catch (const NotImplementedError& error) {
+    rethrow_of(error, where);
+  }
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ bool AddedTokens::is_single_word(std::string_view text, Range range, MatchWorksp
 std::vector<TextPart> AddedTokens::split(std::string_view text, bool special,
                                          MatchWorkspace& workspace) const {
   std::vector<TextPart> parts;
-  std::size_t done = 0;
+  std::size_t done = 0, space_end = 0;  // where white space ends that was looked at
   for (std::size_t at = 0; at < text.size() && !tokens_.empty();) {
     const auto& [first, last] = begin_[static_cast<unsigned char>(text[at])];
     const AddedToken* token = first == last ? nullptr : longest_at(text.substr(at));
@@ -90,7 +90,10 @@ std::vector<TextPart> AddedTokens::split(std::string_view text, bool special,
     if ((token->special && !special) || (token->single_word && !is_single_word(text, range, workspace)))
       continue;
     if (token->lstrip) range.begin = trailing_space(text.substr(0, range.begin), std::min(done, range.begin));
-    if (token->rstrip) range.end += leading_space(text.substr(range.end));
+    if (token->rstrip) {
+      if (range.end > space_end) space_end = range.end + leading_space(text.substr(range.end));
+      range.end = space_end;
+    }
     if (done < range.begin) parts.push_back({{done, range.begin}, {}});
     parts.push_back({range, token->id});
     done = range.end;

@@ -4,8 +4,11 @@
 
 #include "nn/tokenizer/bytes.h"
 #include "nn/tokenizer/utf8.h"
+#include "runtime/error.h"
 
 namespace sherd::nn::tokens {
+
+constexpr std::size_t longest_text = std::size_t{1} << 15;  // of one token
 
 TokenText Decoder::text_of(std::string_view token) const {
   if (rules_.bytes) {
@@ -16,6 +19,9 @@ TokenText Decoder::text_of(std::string_view token) const {
   for (const auto& [from, to] : rules_.replace) {
     std::string replaced;
     append_replaced(replaced, text.text, from, to);
+    check<ValueError>(replaced.size() <= longest_text,
+                      "tokenizer: the decoder makes more than {} bytes of a token of {}", longest_text,
+                      token.size());
     text.text = std::move(replaced);
   }
   if (rules_.byte_tokens) text.byte = byte_of_token(text.text);

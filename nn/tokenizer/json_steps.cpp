@@ -26,6 +26,14 @@ std::string literal_of(const Setting& pattern) {
   return text.text();
 }
 
+/// A text that is put in, perhaps in many places.
+const std::string& inserted(const Setting& setting) {
+  constexpr std::size_t most_bytes = 64;
+  if (setting.text().size() > most_bytes)
+    setting.refuse("a text of at most " + std::to_string(most_bytes) + " bytes");
+  return setting.text();
+}
+
 // ---- pre-tokenizers ----
 
 constexpr std::string_view gpt2_rule =
@@ -103,7 +111,7 @@ class DecoderReader {
       complete_ = true;
     } else if (type == "Replace") {
       if (rules_.byte_tokens || fused_) setting.fault("Replace is supported before ByteFallback and Fuse");
-      rules_.replace.emplace_back(literal_of(setting.at("pattern")), setting.at("content").text());
+      rules_.replace.emplace_back(literal_of(setting.at("pattern")), inserted(setting.at("content")));
     } else if (type == "ByteFallback") {
       if (rules_.byte_tokens || fused_) setting.fault("ByteFallback is supported once, before Fuse");
       rules_.byte_tokens = UnsoundRun::nothing;
@@ -121,7 +129,7 @@ class DecoderReader {
  private:
   void strip(const Setting& setting) {
     if (!fused_ || !rules_.strip.empty()) setting.fault("Strip is supported once, after Fuse");
-    rules_.strip = setting.at("content").text();
+    rules_.strip = inserted(setting.at("content"));
     if (rules_.strip.empty()) setting.at("content").refuse("one character");
     rules_.strip_most = static_cast<std::uint32_t>(setting.at("start").integer(0, 1 << 20));
     if (setting.at("stop").integer(0, 1 << 20) != 0) setting.at("stop").refuse("0");
@@ -173,9 +181,9 @@ Normalizer normalizer_of(const Setting& setting) {
     if (type == "NFC")
       normalizer.add(Nfc{});
     else if (type == "Prepend")
-      normalizer.add(Prepend{step.at("prepend").text()});
+      normalizer.add(Prepend{inserted(step.at("prepend"))});
     else if (type == "Replace")
-      normalizer.add(Replace{literal_of(step.at("pattern")), step.at("content").text()});
+      normalizer.add(Replace{literal_of(step.at("pattern")), inserted(step.at("content"))});
     else
       step.at("type").refuse("NFC, Prepend, Replace, Sequence");
   }

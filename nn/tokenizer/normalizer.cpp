@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "nn/tokenizer/utf8.h"
+#include "runtime/error.h"
 
 namespace sherd::nn::tokens {
 namespace {
@@ -46,10 +47,14 @@ void Normalizer::add(NormalizerStep step) {
 
 std::string_view Normalizer::run(std::string_view text, std::string& memory) const {
   if (text.empty()) return text;
+  // A space becomes 3 bytes, a character that is composed no more than 3 times as many.
+  const std::size_t bytes = text.size(), most = 16 * bytes + (std::size_t{1} << 16);
   std::string other;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     other.clear();
     std::visit(Run{text, other}, steps_[i]);
+    check<ValueError>(other.size() <= most,
+                      "tokenizer: the normalizer makes more than {} bytes of a text of {}", most, bytes);
     std::swap(memory, other);
     text = memory;
     if (text.empty()) break;

@@ -31,7 +31,8 @@ class Normalizer {
   /// NotImplementedError for Nfc in a build without libutf8proc.
   void add(NormalizerStep step);
   bool empty() const { return steps_.empty(); }
-  /// The normalized text: `text` itself, or what `memory` holds then.
+  /// The normalized text: `text` itself, or what `memory` holds then. ValueError where it is many times as
+  /// long.
   std::string_view run(std::string_view text, std::string& memory) const;
 
  private:

@@ -2,13 +2,22 @@
 
 #include <utility>
 
+#include "runtime/error.h"
+
 namespace sherd::nn::tokens {
 
 void Pipeline::make_texts() {
   texts.resize(vocabulary.end());
   special.resize(vocabulary.end());
-  for (Id id = 0; id < vocabulary.end(); ++id)
-    if (vocabulary.has(id)) texts[id] = decoder.text_of(vocabulary.text(id));
+  constexpr std::size_t most_bytes = 2 * most_token_bytes;
+  std::size_t bytes = 0;
+  for (Id id = 0; id < vocabulary.end(); ++id) {
+    if (!vocabulary.has(id)) continue;
+    texts[id] = decoder.text_of(vocabulary.text(id));
+    bytes += texts[id].text.size();
+    check<ValueError>(bytes <= most_bytes,
+                      "tokenizer: the decoder makes more than {} bytes of the tokens, the limit", most_bytes);
+  }
 }
 
 class Coder::Loan {
@@ -39,6 +48,9 @@ class Coder::Loan {
 };
 
 std::vector<std::int64_t> Coder::encode(std::string_view text, bool add_special, bool special_in_text) const {
+  constexpr std::size_t longest = std::size_t{1} << 31;
+  check<ValueError>(text.size() < longest, "tokenizer: a text of {} bytes; encode less than {} at a time",
+                    text.size(), longest);
   std::string repaired;
   if (sound_prefix(text) < text.size()) {
     append_repaired(repaired, text, parts_->malformed);

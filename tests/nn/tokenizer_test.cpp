@@ -44,7 +44,7 @@ bool is_sound(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("tokens and texts are those of PyPI's tokenizers and sentencepiece") {
+TEST_CASE("tokens and texts are those of PyPI's tokenizers and sentencepiece", "[one thread]") {
   const json& answers = golden_answers();
   for (const std::string& name : supported(tokenizer_names())) {
     INFO(name);
@@ -71,7 +71,7 @@ TEST_CASE("tokens and texts are those of PyPI's tokenizers and sentencepiece") {
   }
 }
 
-TEST_CASE("a tokenizer that this build cannot read is an error that names the library") {
+TEST_CASE("a tokenizer that this build cannot read is an error that names the library", "[one thread]") {
   for (const std::string& name : tokenizer_names()) {
     INFO(name);
     if (is_supported(name)) {
@@ -79,12 +79,13 @@ TEST_CASE("a tokenizer that this build cannot read is an error that names the li
       continue;
     }
     const auto message = message_of<NotImplementedError>([&] { golden_tokenizer(name); });
+    CHECK(message.find(name) != std::string::npos);
     CHECK((message.find("install libpcre2-dev") != std::string::npos ||
            message.find("install libutf8proc-dev") != std::string::npos));
   }
 }
 
-TEST_CASE("texts come back from byte-level tokens as they were") {
+TEST_CASE("texts come back from byte-level tokens as they were", "[one thread]") {
   std::mt19937_64 draw(1);
   for (const std::string& name : supported({"gpt2.json", "llama3.json", "o200k.json"})) {
     const Tokenizer tokenizer = golden_tokenizer(name);
@@ -96,7 +97,7 @@ TEST_CASE("texts come back from byte-level tokens as they were") {
   }
 }
 
-TEST_CASE("texts come back from tokens with bytes for characters without one") {
+TEST_CASE("texts come back from tokens with bytes for characters without one", "[one thread]") {
   std::mt19937_64 draw(2);
   for (const char* name : {"gemma.json", "gemma.model", "llama2.json", "llama2.model"}) {
     const Tokenizer tokenizer = golden_tokenizer(name);
@@ -108,7 +109,7 @@ TEST_CASE("texts come back from tokens with bytes for characters without one") {
   }
 }
 
-TEST_CASE("malformed bytes count as U+FFFD") {
+TEST_CASE("malformed bytes count as U+FFFD", "[one thread]") {
   // Unicode's table of what replaces what (chapter 3.9): as many bytes as may begin a character are one.
   const std::map<std::string, int> ends = {{"\xC0\xAF", 2},         {"\xE0\x9F\x80", 3}, {"\xED\xA0\x80", 3},
                                            {"\xF4\x91\x92\x93", 4}, {"\xFF", 1},         {"\xE1\x80", 1},
@@ -131,7 +132,7 @@ TEST_CASE("malformed bytes count as U+FFFD") {
   }
 }
 
-TEST_CASE("words of any length are merged as one rule after the other merges them") {
+TEST_CASE("words of any length are merged as one rule after the other merges them", "[one thread]") {
   if (skip_if(!has_pcre2, "this build has no libpcre2")) return;
   const Tokenizer tokenizer = golden_tokenizer("gpt2.json");
   const json model = golden_json("gpt2.json").at("model");
@@ -172,7 +173,7 @@ TEST_CASE("words of any length are merged as one rule after the other merges the
   CHECK(longest > 200);
 }
 
-TEST_CASE("a word of a million characters takes no square of time") {
+TEST_CASE("a word of a million characters takes no square of time", "[one thread]") {
   const std::string text(1'000'000, 'a');
   for (const std::string& name :
        supported({"gpt2.json", "llama2.json", "llama2.model", "metaspace_first.json"})) {
@@ -180,6 +181,24 @@ TEST_CASE("a word of a million characters takes no square of time") {
     const Tokenizer tokenizer = golden_tokenizer(name);
     CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
   }
+}
+
+TEST_CASE("white space and tokens that take it along take no square of time", "[one thread]") {
+  json content = golden_json("llama2.json");
+  for (json& token : content["added_tokens"])
+    if (token["content"] == "<L>") token["content"] = "\n", token["normalized"] = false;
+  const Tokenizer tokenizer = tokenizer_of(content.dump());
+  const Ids ids = tokenizer.encode(std::string(300'000, '\n'), alone);
+  CHECK(ids.size() >= 300'000);
+  CHECK(std::ranges::count(ids, tokenizer.token_to_id("\n").value()) == 300'000);
+}
+
+TEST_CASE("a text of 2 GiB and more is refused", "[one thread]") {
+  const Tokenizer tokenizer = golden_tokenizer("llama2.model");
+  const std::string text = "a";
+  CHECK(message_of<ValueError>([&] {
+          (void)tokenizer.encode({text.data(), std::size_t{1} << 31});
+        }).find("encode less than 2147483648 at a time") != std::string::npos);
 }
 
 TEST_CASE("threads share a tokenizer") {
@@ -201,7 +220,7 @@ TEST_CASE("threads share a tokenizer") {
   }
 }
 
-TEST_CASE("a stream gives whole characters, and together what decode gives") {
+TEST_CASE("a stream gives whole characters, and together what decode gives", "[one thread]") {
   std::mt19937_64 draw(4);
   for (const std::string& name : supported(tokenizer_names())) {
     INFO(name);
@@ -238,7 +257,7 @@ TEST_CASE("a stream gives whole characters, and together what decode gives") {
   }
 }
 
-TEST_CASE("a character of several tokens comes with its last") {
+TEST_CASE("a character of several tokens comes with its last", "[one thread]") {
   const Tokenizer tokenizer = golden_tokenizer("llama2.model");
   const std::string face = "\xF0\x9F\x98\x8E";
   const Ids ids = tokenizer.encode("a" + face, alone);
@@ -253,7 +272,7 @@ TEST_CASE("a character of several tokens comes with its last") {
   CHECK(stream.finish() == "\xEF\xBF\xBD");
 }
 
-TEST_CASE("text that spells a special token is that token, or text as any other") {
+TEST_CASE("text that spells a special token is that token, or text as any other", "[one thread]") {
   if (skip_if(!has_pcre2, "this build has no libpcre2")) return;
   const Tokenizer tokenizer = golden_tokenizer("gpt2.json");
   const std::int64_t end = tokenizer.token_to_id("<|endoftext|>").value();
@@ -266,7 +285,7 @@ TEST_CASE("text that spells a special token is that token, or text as any other"
   CHECK(tokenizer.decode(Ids{end}, all_of_it) == "<|endoftext|>");
 }
 
-TEST_CASE("tokens are found by name and number") {
+TEST_CASE("tokens are found by name and number", "[one thread]") {
   for (const std::string& name : supported(tokenizer_names())) {
     const Tokenizer tokenizer = golden_tokenizer(name);
     for (std::int64_t id = 0; id < tokenizer.vocab_size(); ++id)
@@ -280,7 +299,7 @@ TEST_CASE("tokens are found by name and number") {
   }
 }
 
-TEST_CASE("a folder's files say which tokens begin and end a text") {
+TEST_CASE("a folder's files say which tokens begin and end a text", "[one thread]") {
   const TempDirectory root;
   const auto write = [&](const char* name, std::string_view text) {
     if (posix_file_system().exists(root / name)) posix_file_system().remove(root / name);
