@@ -2,18 +2,7 @@
 
 #include <random>
 
-// Inlined, so that nothing more is linked.
-#ifndef XXH_INLINE_ALL
-#define XXH_INLINE_ALL
-#endif
-// GCC bug 105593: false alarms inside its own AVX-512 intrinsics.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <xxhash.h>
-#pragma GCC diagnostic pop
+#include "runtime/io/xxhash_inline.h"
 
 namespace sherd::nn::tokens {
 

@@ -226,33 +226,28 @@ TEST_CASE("a stream gives whole characters, and together what decode gives", "[o
     INFO(name);
     const Tokenizer tokenizer = golden_tokenizer(name);
     DecodeStream stream(tokenizer, all_of_it);
+    const auto in_parts = [&](const Ids& ids) {
+      std::string text;
+      for (const std::int64_t id : ids) {
+        const std::string part = stream.step(id);
+        CHECK(is_sound(part));
+        text += part;
+      }
+      return text + stream.finish();
+    };
     for (int i = 0; i < 100; ++i) {
       const Ids ids = tokenizer.encode(random_text(draw, 20));
-      std::string text;
-      for (const std::int64_t id : ids) {
-        const std::string part = stream.step(id);
-        CHECK(is_sound(part));
-        text += part;
-      }
-      text += stream.finish();
-      CHECK(text == tokenizer.decode(ids, all_of_it));
-    }
-    for (int i = 0; i < 100; ++i) {  // tokens in an order that no text has
-      Ids ids;
+      CHECK(in_parts(ids) == tokenizer.decode(ids, all_of_it));
+      Ids any;  // tokens in an order that no text has
       for (int n = 0; n < 20; ++n)
-        ids.push_back(
+        any.push_back(
             static_cast<std::int64_t>(draw() % static_cast<std::uint64_t>(tokenizer.vocab_size() + 3)));
-      std::string text;
-      for (const std::int64_t id : ids) {
-        const std::string part = stream.step(id);
-        CHECK(is_sound(part));
-        text += part;
-      }
-      text += stream.finish();
+      const std::string text = in_parts(any), whole = tokenizer.decode(any, all_of_it);
       CHECK(is_sound(text));
       // Where a run of bytes is malformed `tokenizers` loses what was sound before.
-      if (tokenizer.decode(ids, all_of_it).find("\xEF\xBF\xBD") == std::string::npos)
-        CHECK(text == tokenizer.decode(ids, all_of_it));
+      const bool loses = (name == "llama2.json" || name == "gemma.json" || name == "metaspace_first.json") &&
+                         whole.find("\xEF\xBF\xBD") != std::string::npos;
+      if (!loses) CHECK(text == whole);
     }
   }
 }
