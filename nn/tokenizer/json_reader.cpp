@@ -67,6 +67,9 @@ class JsonReader {
                        .fuse_unknown = model("fuse_unk").flag(false)};
     if (const Setting token = model("unk_token"); !token.is_null()) {
       options.unknown = parts_->vocabulary.find(token.text());
+      const std::string& text = token.text();
+      if (options.fuse_unknown && !text.empty() && first_character(text).bytes == text.size())
+        token.fault("a single character, which texts may have, is not supported beside fuse_unk");
       if (!options.unknown && alphabet != Alphabet::bytes)
         token.fault("'" + shown(token.text()) + "' is not in model.vocab");
     }

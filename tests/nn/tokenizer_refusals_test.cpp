@@ -83,6 +83,8 @@ TEST_CASE("what a tokenizer.json has that is not supported is named", "[one thre
       {"model.end_of_word_suffix is \"</w>\"", [](json& j) { j["model"]["end_of_word_suffix"] = "</w>"; }},
       {"model.unk_token: '<none>' is not in model.vocab",
        [](json& j) { j["model"]["unk_token"] = "<none>"; }},
+      {"model.unk_token: a single character, which texts may have",
+       [](json& j) { j["model"]["unk_token"] = "a"; }},
       {"truncation is {\"max_length\":5}; supported: null",
        [](json& j) { j["truncation"] = {{"max_length", 5}}; }},
       {"padding is", [](json& j) { j["padding"] = {{"length", 5}}; }},
