@@ -106,7 +106,9 @@ void Bpe::encode_piece(std::string_view piece, BpeWorkspace& workspace, std::vec
   if (const Character c = first_character(piece);
       c.bytes == piece.size() && options_.alphabet == Alphabet::characters) {
     // Alone between two cuts, as most characters are that have no token or few merges.
-    if (const Symbol symbol = symbol_of(c.code); symbol < first_bare_character) return ids.push_back(symbol);
+    workspace.ids.clear();
+    append(symbol_of(c.code), workspace.ids);
+    return add(workspace.ids);
   }
   const std::uint64_t hash = hash_of(piece);
   if (const auto found = workspace.cache.find(piece, hash)) return add(*found);

@@ -28,7 +28,7 @@ import tokenizers  # noqa: E402
 import make_tokenizers  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-MOST = 5_000_000  # characters of real text
+MOST = 3_000_000  # characters of real text
 SCRIPTS = [(0x400, 0x4FF), (0x370, 0x3FF), (0x590, 0x5FF), (0x600, 0x6FF), (0x900, 0x97F), (0xE00, 0xE7F), (0x4E00, 0x9FFF),
            (0x3040, 0x30FF), (0xAC00, 0xD7A3), (0x1200, 0x137F), (0x10A0, 0x10FF), (0xC0, 0x24F), (0x300, 0x36F), (0x1F300, 0x1F6FF),
            (0x2000, 0x206F), (0x2190, 0x2BFF), (0xB80, 0xBFF), (0x1D400, 0x1D7FF), (0xA000, 0xA48C), (0x530, 0x58F), (0x1100, 0x11FF),
@@ -144,10 +144,9 @@ class Theirs:
         """The answer, and the least time of a way to get it."""
         answer, best = None, 1e9
         for call in calls:
-            for _ in range(2):
-                start = time.process_time()
-                found = call()
-                best = min(best, time.process_time() - start)
+            start = time.process_time()
+            found = call()
+            best = min(best, time.process_time() - start)
             answer = answer or found
         return answer, best
 
