@@ -32,6 +32,7 @@
 #include "nn/schedules.h"
 #include "nn/state_file.h"
 #include "nn/sync_batch_norm.h"
+#include "nn/tokenizer.h"
 #include "nn/transformer.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"

@@ -2,16 +2,7 @@
 
 #include <fmt/format.h>
 
-// Inlined, so that nothing more is linked.
-#define XXH_INLINE_ALL
-// GCC bug 105593: false alarms inside its own AVX-512 intrinsics.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <xxhash.h>
-#pragma GCC diagnostic pop
+#include "runtime/io/xxhash_inline.h"
 
 namespace sherd {
 namespace {

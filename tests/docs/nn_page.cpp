@@ -10,11 +10,25 @@ namespace sherd::test {
 namespace {
 
 /// In the order of the page.
-constexpr std::string_view headers[] = {
-    "layers",      "activations", "recurrent", "multihead_attention", "sync_batch_norm",
-    "transformer", "gpt",         "llama",     "optimizer",           "schedules",
-    "grad_scaler", "ema",         "init",      "batch_sampler",       "data_loader",
-    "generate",    "pretrained",  "hooks"};
+constexpr std::string_view headers[] = {"layers",
+                                        "activations",
+                                        "recurrent",
+                                        "multihead_attention",
+                                        "sync_batch_norm",
+                                        "transformer",
+                                        "gpt",
+                                        "llama",
+                                        "optimizer",
+                                        "schedules",
+                                        "grad_scaler",
+                                        "ema",
+                                        "init",
+                                        "batch_sampler",
+                                        "data_loader",
+                                        "generate",
+                                        "pretrained",
+                                        "tokenizer",
+                                        "hooks"};
 
 }  // namespace
 
