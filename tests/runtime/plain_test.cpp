@@ -75,15 +75,14 @@ TEST_CASE("plain: optimizer steps and clipping") {
             numbers({static_cast<std::int64_t>(i), 4}, f32, 1 + 7 * i + static_cast<unsigned>(k));
         in.push_back(to(k == 3 ? square(values) : values, device));
       }
-      if constexpr (requires { op.alpha; }) {  // the first of its state is an average of squares
-        in.push_back(to(numbers({static_cast<std::int64_t>(i), 4}, f32, 60 + i), device));
+      in.push_back(to(op.counts(op.form()) ? full({}, static_cast<int>(i), {f64})
+                                           : numbers({static_cast<std::int64_t>(i), 4}, f32, 50 + i),
+                      device));
+      if constexpr (requires { op.alpha; } || requires { op.lr_decay; }) {  // the first of its state is of
+                                                                            // squares
         Tensor& squares = in[in.size() - stride + 2];
         squares = square(squares);
-        continue;
       }
-      in.push_back(to(stride > 2 ? full({}, static_cast<int>(i), {f64})
-                                 : numbers({static_cast<std::int64_t>(i), 4}, f32, 50 + i),
-                      device));
       if (!twins) continue;
       const std::size_t g = in.size() - stride + 1;
       in[g] = to(in[g], bf16);
