@@ -4,7 +4,6 @@
 #include <array>
 #include <limits>
 #include <memory>
-#include <optional>
 
 #include "runtime/cuda/rank.h"
 
@@ -13,8 +12,8 @@ namespace {
 
 using Part = WorkInParts::Part;
 
-constexpr std::size_t few_bytes = std::size_t{1}
-                                  << 20;  // less keeps a device busy for no longer than a launch
+/// Less keeps a device busy for no longer than a launch.
+constexpr std::size_t few_bytes = std::size_t{1} << 20;
 constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
 /// In launches: what a part takes, and what it takes to hear that another lane is done.
 constexpr float launch = 1, hearing = 0.5F;

@@ -167,9 +167,19 @@ void put_the_rest(std::vector<BitsLine>& lines) {
     step(ops::SgdStep{}, {lr, fresh(1), fresh(2)});
     step(ops::AdamStep{}, {lr, fresh(1), fresh(2), fresh(3), fresh(4), Tensor::scalar(3, {f64})});
     step(ops::RmspropStep{}, {lr, fresh(1), fresh(2), fresh(3)});
-    step(ops::LionStep{}, {lr, fresh(1), fresh(2), fresh(3)});
-    step(ops::AdagradStep{}, {lr, fresh(1), fresh(2), fresh(3), Tensor::scalar(3, {f64})});
     step(ops::ClipScale{}, {scale, fresh(1)});
+  });
+  put(lines, "steps of Lion and Adagrad", only(f32), [](Digest& digest, DType dtype) {
+    const Tensor lr = Tensor::scalar(0.1, {f64});
+    const auto step = [&](const auto& op, std::vector<Tensor> counts) {
+      std::vector<Tensor> all{lr};
+      for (unsigned seed = 1; seed <= 3; ++seed) all.push_back(numbers({3001}, dtype, seed, 0, 1));
+      all.insert(all.end(), counts.begin(), counts.end());
+      apply_many(op, all);
+      digest.add(all);
+    };
+    step(ops::LionStep{.weight_decay = 0.1}, {});
+    step(ops::AdagradStep{.lr_decay = 0.1}, {Tensor::scalar(3, {f64})});
   });
 }
 

@@ -1133,6 +1133,8 @@ TEST_CASE("ops: every op of the library is in a list, and every op of the lists 
     apply_many(ops::SgdStep{}, std::vector{lr, p, p});
     apply_many(ops::AdamStep{}, std::vector{lr, p, zeros({2}), zeros({2}), zeros({2}), norm});
     apply_many(ops::RmspropStep{}, std::vector{lr, p, zeros({2}), zeros({2})});
+    apply_many(ops::LionStep{}, std::vector{lr, p, zeros({2}), zeros({2})});
+    apply_many(ops::AdagradStep{}, std::vector{lr, p, zeros({2}), zeros({2}), norm});
     apply_many(ops::ClipScale{}, std::vector{norm, p});
     Tensor weight = zeros({3, 2});
     grad(sum(linear_fp8(ones({2}), weight.requires_grad_())), std::span(&weight, 1));
