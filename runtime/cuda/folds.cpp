@@ -1,5 +1,6 @@
 // Folds over axes: sums and means, products, variances.
 #include <limits>
+#include <optional>
 
 #include "runtime/cuda/image_order.h"
 #include "runtime/cuda/launchers.h"
@@ -28,13 +29,6 @@ Tensor as_it_lies(const Tensor& x, Mask& axes) {
   return permute(x, order);
 }
 
-/// Elements of x along `axes`.
-std::int64_t reduced_of(const Tensor& x, Mask axes) {
-  std::int64_t n = 1;
-  for (int i = 0; i < x.rank(); ++i) n *= ((axes >> i) & 1) != 0 ? x.shape()[i] : 1;
-  return n;
-}
-
 /// A fold of `given` over `axes`, which keeps what is read, and room for pieces with accumulators of `bytes`;
 /// of 0, as gradients want it, none.
 struct Fold {
@@ -42,15 +36,14 @@ struct Fold {
 
   Fold(FoldCall& call, const Tensor& given, Mask axes, std::int64_t bytes) {
     const Tensor lying = bytes > 0 ? as_it_lies(given, axes) : given;
-    call.pitch = bytes > 0 ? pitch_of_rows(lying, axes) : 0;
-    const ThreeAxes three =
-        call.pitch > 0 ? ThreeAxes{lying, 1, reduced_of(lying, axes), lying.numel() / reduced_of(lying, axes)}
-                       : as_three_axes(lying, axes);
+    const std::optional<ThreeAxes> rows = bytes > 0 ? as_rows_with_gaps(lying, axes) : std::nullopt;
+    const ThreeAxes three = rows ? *rows : as_three_axes(lying, axes);
     x = three.x;
     call.dtype = x.dtype();
     call.outer = three.outer;
     call.reduce = three.reduce;
     call.inner = three.inner;
+    call.pitch = three.pitch;
     call.x = x.raw();
     call.stream = stream_of(x.device());
     const std::int64_t pieces = call.reduce > 0 && bytes > 0 ? call.pieces() : 1;

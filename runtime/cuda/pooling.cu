@@ -47,6 +47,12 @@ struct WindowsOfPixel {
   }
 };
 
+/// Whether a pixel takes the place of the largest so far: NaN is largest of all, and the first one stays.
+template <class C>
+__device__ bool is_larger(C value, C best) {
+  return value > best || (value != value && best == best);
+}
+
 /// What a thread counts the pixels of windows in, for numbers that are kept as N.
 template <class N>
 using count_t = std::conditional_t<sizeof(N) == 1, int, std::int64_t>;
@@ -75,7 +81,7 @@ __global__ void __launch_bounds__(threads_per_block) max_pool(const PoolCall c) 
       for (int column = columns.begin; column < columns.end; ++column) {
         const T pixel = x[row * c.columns + column];
         const C value = widen(pixel);
-        if (value > best || (value != value && best == best))
+        if (is_larger(value, best))
           best = value, largest = pixel, number = number_at<N>(c, row - rows.first, column - columns.first);
       }
     const std::int64_t to = (plane * c.down + i) * c.across + j;
@@ -195,7 +201,7 @@ __global__ void __launch_bounds__(threads_per_block) max_pool_of_tiles(const Poo
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const C value = widen(pixels[k].at[v]), best = widen(largest.at[v]);
-        const bool replaces = value > best || (value != value && best == best);
+        const bool replaces = is_larger(value, best);
         largest.at[v] = replaces ? pixels[k].at[v] : largest.at[v];
         numbers[v] = replaces ? static_cast<N>(k) : numbers[v];
       }
@@ -251,7 +257,7 @@ __global__ void __launch_bounds__(threads_per_block) max_pool_last(const PoolCal
 #pragma unroll
         for (int k = 0; k < V; ++k) {
           const C value = widen(pixels.at[k]), best = widen(largest.at[k]);
-          const bool replaces = value > best || (value != value && best == best);
+          const bool replaces = is_larger(value, best);
           largest.at[k] = replaces ? pixels.at[k] : largest.at[k];
           numbers[k] = replaces ? number : numbers[k];
         }

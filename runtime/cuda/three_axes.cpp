@@ -30,26 +30,20 @@ ThreeAxes as_three_axes(const Tensor& x, Mask axes) {
   return three;
 }
 
-std::int64_t pitch_of_rows(const Tensor& x, Mask axes) {
-  if (x.numel() == 0) return 0;
-  const auto reduced = [axes](int axis) { return ((axes >> axis) & 1) != 0; };
-  std::int64_t row = 1, pitch = 0, next = 0;
+std::optional<ThreeAxes> as_rows_with_gaps(const Tensor& x, Mask axes) {
+  if (x.numel() == 0) return {};
+  ThreeAxes rows{x};
   for (int i = x.rank() - 1; i >= 0; --i) {
+    const bool reduced = ((axes >> i) & 1) != 0;
     const std::int64_t size = x.shape()[i], stride = x.strides()[i];
-    if (!reduced(i) && pitch != 0) return 0;
+    if (!reduced && rows.pitch != 0) return {};
     if (size == 1) continue;
-    if (!reduced(i)) {
-      if (stride != row) return 0;
-      row *= size;
-    } else if (pitch == 0) {
-      pitch = stride;
-      next = stride * size;
-    } else {
-      if (stride != next) return 0;
-      next *= size;
-    }
+    if (reduced && rows.pitch == 0) rows.pitch = stride;
+    if (stride != (reduced ? rows.pitch * rows.reduce : rows.inner)) return {};
+    (reduced ? rows.reduce : rows.inner) *= size;
   }
-  return pitch > row && row > 1 ? pitch : 0;
+  if (rows.inner == 1 || rows.pitch <= rows.inner) return {};
+  return rows;
 }
 
 }  // namespace sherd::cuda

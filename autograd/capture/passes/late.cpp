@@ -10,11 +10,11 @@ namespace {
 
 /// The new order of ops, to which they are added from the last one to the first: at the front, or right
 /// before one that is there.
-class OpOrder {
+class ListOfOps {
  public:
   static constexpr std::size_t none = ~std::size_t{0};
 
-  explicit OpOrder(std::size_t ops) : next_(ops, none), before_(ops, none), label_(ops) {}
+  explicit ListOfOps(std::size_t ops) : next_(ops, none), before_(ops, none), label_(ops) {}
   void add_in_front(std::size_t op) {
     link(op, none, first_);
     label_[op] = next_[op] == none ? 0 : label_[next_[op]] - gap;
@@ -75,7 +75,7 @@ class Places {
   std::size_t at(std::size_t op) const { return at_[op]; }
 
  private:
-  static constexpr std::size_t none = OpOrder::none;
+  static constexpr std::size_t none = ListOfOps::none;
 
   void place(std::size_t i) {
     const std::size_t reader = moves_.may_move(i) ? first_reader(i) : none;
@@ -123,7 +123,7 @@ class Places {
   const Moves moves_;
   std::vector<std::size_t> first_use_, last_use_;  // by storage, in the new order of the ops behind
   std::vector<std::size_t> at_;
-  OpOrder order_;
+  ListOfOps order_;
 };
 
 }  // namespace
