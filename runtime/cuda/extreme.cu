@@ -121,9 +121,18 @@ __global__ void __launch_bounds__(threads_per_block) along_columns(const Extreme
   for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; r < results;
        r += step) {
     const std::int64_t offset = r / c.inner * c.reduce * c.inner + r % c.inner;
+    const auto element = [&](std::int64_t i) { return x[offset + i * c.inner]; };
     Best best = Best::none(c.largest);
-#pragma unroll 8
-    for (std::int64_t i = begin; i < end; ++i) best.take(Best::of(x[offset + i * c.inner], i), c.largest);
+    constexpr int ahead = 8;  // elements on their way at a time
+    std::int64_t i = begin;
+    for (; i + ahead <= end; i += ahead) {
+      T loaded[ahead];
+#pragma unroll
+      for (int a = 0; a < ahead; ++a) loaded[a] = element(i + a);
+#pragma unroll
+      for (int a = 0; a < ahead; ++a) best.take(Best::of(loaded[a], i + a), c.largest);
+    }
+    for (; i < end; ++i) best.take(Best::of(element(i), i), c.largest);
     if (c.partial)
       static_cast<Best*>(c.partial)[blockIdx.y * results + r] = best;
     else

@@ -7,7 +7,7 @@
 namespace sherd::cuda {
 namespace {
 
-constexpr std::int64_t enough_blocks = 1056;  // across rows: what the largest GPU has room for, twice
+constexpr std::int64_t enough_blocks = 528;  // across rows: what the largest GPU has room for
 constexpr std::int64_t least_length = 128;
 
 template <class T>
@@ -54,11 +54,8 @@ struct SummingLanes : Summing<Acc, To, Acc> {
 
 template <class Acc, class To>
 void sum_lanes(const SumCall& c, const ColumnLanes& lanes, const SummingLanes<Acc, To>& rule) {
-  const std::int64_t across = (c.inner + block_columns - 1) / block_columns;
-  const Pieces all{lanes.pieces, lanes.of_piece(), c.inner, lanes.of_piece()};
-  launch_early(fold_columns<block_rows, 1, SummingLanes<Acc, To>>,
-               blocks_for(all.outer * across * threads_per_block), dim3(block_columns, block_rows), c.stream,
-               rule, all, static_cast<const Acc*>(c.x));
+  const Pieces all{lanes.pieces, lanes.of_piece(), c.inner, 1, lanes.of_piece()};
+  launch_columns<block_rows, 1>(rule, all, static_cast<const Acc*>(c.x), c.stream);
 }
 
 }  // namespace
@@ -89,7 +86,7 @@ void launch_sum_of_lanes(const SumCall& c) {
     using Acc = accumulator_t<T>;
     if (lanes.pieces == 1) return sum_lanes<Acc, T>(c, lanes, {{c.out, c.divisor}});
     sum_lanes<Acc, Acc>(c, lanes, {{c.partial, 1}});
-    fold_pieces<true>(Summing<Acc, T, Acc>{c.out, c.divisor}, {1, lanes.pieces, c.inner, lanes.pieces}, 1,
+    fold_pieces<true>(Summing<Acc, T, Acc>{c.out, c.divisor}, {1, lanes.pieces, c.inner, 1, lanes.pieces},
                       c.partial, c.stream);
   });
 }
