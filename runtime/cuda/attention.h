@@ -61,7 +61,7 @@ struct AttentionGradCall {
 inline constexpr int gradient_bytes_on_tensor_cores = 105472;
 /// Widths up to this have kernels, where a block has the shared memory that their gradient needs, else up to
 /// that of narrow ones; wider heads are computed by the op's own formula.
-inline constexpr int widest_head = 256, narrow_head = 64, gradient_bytes_on_plain_cores = 165376;
+inline constexpr int widest_head = 256, narrow_head = 64, gradient_bytes_on_plain_cores = 165888;
 inline int widest_head_here() {
   return most_shared_memory() >= gradient_bytes_on_plain_cores ? widest_head : narrow_head;
 }

@@ -6,32 +6,45 @@ namespace {
 
 constexpr int side = 16, block = side * side;  // threads: `side` down and across a tile
 
-/// Rows of a head in shared memory as floats; an odd row length keeps columns in different banks.
+/// Rows of a head in shared memory as floats, four of which are read at once. Those of a row lie in an order
+/// of the row's own, so that eight rows' are in different banks.
 template <int Width>
 struct SharedRows {
-  static constexpr int row = Width + 1;
-  float* at;
-  __device__ float operator()(int r, int d) const { return at[r * row + d]; }
+  static constexpr int fours = Width / 4;
+  float4* at;
+  __device__ float4& operator()(int r, int four) const { return at[r * fours + (four ^ r % 8)]; }
+  __device__ float& element(int r, int d) const { return (&(*this)(r, d / 4).x)[d % 4]; }
   /// `count` rows from `first`, zeros beyond them and beyond the width.
   __device__ void load(const float* from, std::int64_t stride, int first, int count, int tile,
                        int width) const {
     for (int i = static_cast<int>(threadIdx.x); i < tile * Width; i += block) {
       const int r = i / Width, d = i % Width;
-      at[r * row + d] = r < count && d < width ? from[(first + r) * stride + d] : 0.f;
+      element(r, d) = r < count && d < width ? from[(first + r) * stride + d] : 0.f;
     }
   }
 };
 
+/// Numbers of a tile's rows, four of which are read at once.
 template <int Tile>
 struct Scores {
-  static constexpr int row = Tile + 1;
+  static constexpr int row = Tile + 4;  // eight rows' begin in different banks
   float* at;
   __device__ float& operator()(int r, int j) const { return at[r * row + j]; }
+  __device__ float4 four(int r, int j) const { return *reinterpret_cast<const float4*>(at + r * row + j); }
 };
 
-/// Where a thread works: rows y + side r of a tile, columns x + side c.
+/// Neighbouring features that are a thread's.
+template <int Width>
+constexpr int pack = Width / side < 4 ? Width / side : 4;
+
+/// Where a thread works: rows y + side r of a tile, and columns x + side c of scores.
 struct Thread {
   int x = static_cast<int>(threadIdx.x) % side, y = static_cast<int>(threadIdx.x) / side;
+  /// The c-th of its features.
+  template <int Width>
+  __device__ int feature(int c) const {
+    return (x + c / pack<Width> * side) * pack<Width> + c % pack<Width>;
+  }
 };
 
 /// acc[r][c] = a(row, :) . b(column, :).
@@ -42,35 +55,49 @@ __device__ void dots(const SharedRows<Width>& a, const SharedRows<Width>& b, flo
   for (int r = 0; r < N; ++r)
 #pragma unroll
     for (int c = 0; c < N; ++c) acc[r][c] = 0;
-#pragma unroll 4
-  for (int d = 0; d < Width; ++d) {
-    float x[N], y[N];
+#pragma unroll 2
+  for (int four = 0; four < Width / 4; ++four) {
+    float4 y[N];
 #pragma unroll
-    for (int r = 0; r < N; ++r) x[r] = a(t.y + side * r, d);
+    for (int c = 0; c < N; ++c) y[c] = b(t.x + side * c, four);
 #pragma unroll
-    for (int c = 0; c < N; ++c) y[c] = b(t.x + side * c, d);
+    for (int r = 0; r < N; ++r) {
+      const float4 x = a(t.y + side * r, four);
 #pragma unroll
-    for (int r = 0; r < N; ++r)
-#pragma unroll
-      for (int c = 0; c < N; ++c) acc[r][c] = std::fma(x[r], y[c], acc[r][c]);
+      for (int c = 0; c < N; ++c) {
+        acc[r][c] = std::fma(x.x, y[c].x, acc[r][c]);
+        acc[r][c] = std::fma(x.y, y[c].y, acc[r][c]);
+        acc[r][c] = std::fma(x.z, y[c].z, acc[r][c]);
+        acc[r][c] = std::fma(x.w, y[c].w, acc[r][c]);
+      }
+    }
   }
 }
 
-/// acc[r][c] += sum over j of weight(j, row) rows(j, column), with weight(j, row) from `at(j, row)`.
-template <int N, int Tile, int Width, class At>
-__device__ void add_products(const SharedRows<Width>& rows, const At& at, float (&acc)[N][Width / side]) {
+/// acc[r][c] += sum over j of weights(row, j) rows(j, feature c).
+template <int N, int Tile, int Width>
+__device__ void add_products(const SharedRows<Width>& rows, const Scores<Tile>& weights,
+                             float (&acc)[N][Width / side]) {
+  constexpr int V = pack<Width>;
   const Thread t;
-#pragma unroll 2
-  for (int j = 0; j < Tile; ++j) {
-    float w[N];
+#pragma unroll 1
+  for (int j = 0; j < Tile; j += 4) {
+    float w[N][4];
 #pragma unroll
-    for (int r = 0; r < N; ++r) w[r] = at(j, t.y + side * r);
-#pragma unroll
-    for (int c = 0; c < Width / side; ++c) {
-      const float x = rows(j, t.x + side * c);
-#pragma unroll
-      for (int r = 0; r < N; ++r) acc[r][c] = std::fma(w[r], x, acc[r][c]);
+    for (int r = 0; r < N; ++r) {
+      const float4 four = weights.four(t.y + side * r, j);
+      w[r][0] = four.x, w[r][1] = four.y, w[r][2] = four.z, w[r][3] = four.w;
     }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int c = 0; c < Width / side; c += V) {
+        const auto x = load_pack<V>(&rows.element(j + i, t.feature<Width>(c)));
+#pragma unroll
+        for (int k = 0; k < V; ++k)
+#pragma unroll
+          for (int r = 0; r < N; ++r) acc[r][c + k] = std::fma(w[r][i], x.at[k], acc[r][c + k]);
+      }
   }
 }
 
@@ -82,7 +109,7 @@ __device__ void write(float* to, std::int64_t stride, int first, int count, int 
   for (int r = 0; r < N; ++r)
 #pragma unroll
     for (int c = 0; c < Width / side; ++c) {
-      const int row = t.y + side * r, d = t.x + side * c;
+      const int row = t.y + side * r, d = t.feature<Width>(c);
       if (row < count && d < width) to[(first + row) * stride + d] = acc[r][c] * factor[r];
     }
 }
@@ -132,13 +159,17 @@ __device__ bool biases_of(const HeadMask& mask, int first, int j, float (&bias)[
 }
 __device__ float biased(float score, float bias) { return bias == lowest<float>() ? bias : score + bias; }
 
+/// Blocks that a multiprocessor has registers for, at least.
+constexpr int blocks_at_once(int width) { return width <= 64 ? 2 : 1; }
+
 template <int Width, int Tile>
-__global__ void __launch_bounds__(block) forward(const AttentionCall c, int row_tiles) {
+__global__ void __launch_bounds__(block, blocks_at_once(Width))
+    forward(const AttentionCall c, int row_tiles) {
   constexpr int N = Tile / side;
-  extern __shared__ float memory[];
-  const SharedRows<Width> q{memory}, k{q.at + Tile * SharedRows<Width>::row},
-      v{k.at + Tile * SharedRows<Width>::row};
-  const Scores<Tile> p{v.at + Tile * SharedRows<Width>::row};
+  constexpr int size = Tile * SharedRows<Width>::fours;
+  extern __shared__ float4 memory[];
+  const SharedRows<Width> q{memory}, k{q.at + size}, v{k.at + size};
+  const Scores<Tile> p{&v.at[size].x};
   const HeadIndex head(c, blockIdx.x / row_tiles);
   const int first = (row_tiles - 1 - static_cast<int>(blockIdx.x % row_tiles)) * Tile;  // long rows first
   const int count = min(Tile, c.queries - first);
@@ -184,7 +215,7 @@ __global__ void __launch_bounds__(block) forward(const AttentionCall c, int row_
       for (int d = 0; d < Width / side; ++d) out[r][d] *= shrink;
     }
     __syncthreads();
-    add_products<N, Tile>(v, [&](int key, int row) { return p(row, key); }, out);
+    add_products<N, Tile>(v, p, out);
   }
   float factor[N];
 #pragma unroll
@@ -203,12 +234,13 @@ __global__ void __launch_bounds__(block) forward(const AttentionCall c, int row_
 /// What a row's scores are relative to; any number for one that sees nothing.
 __device__ float finite(float x) { return x == lowest<float>() ? 0.f : x; }
 
-/// Weights (as forward used them) and the gradient of the scores, of a tile of queries and keys.
-template <int Width, int Tile>
+/// Calls `store(query, key, weight, slope)` with the weights (as forward used them) and the gradients of the
+/// scores, of a tile of queries and keys.
+template <int Width, int Tile, class Store>
 __device__ void score_gradients(const AttentionGradCall& g, std::int64_t first_row, int first, int j,
                                 const float (&bias)[Tile / side][Tile / side], const SharedRows<Width>& q,
                                 const SharedRows<Width>& k, const SharedRows<Width>& go,
-                                const SharedRows<Width>& v, const Scores<Tile>& p, const Scores<Tile>& ds) {
+                                const SharedRows<Width>& v, const Store& store) {
   constexpr int N = Tile / side;
   const AttentionCall& c = g.forward;
   const Thread t;
@@ -231,18 +263,18 @@ __device__ void score_gradients(const AttentionGradCall& g, std::int64_t first_r
         weight = e * kept;
         slope = e * (dp[r][n] * kept - delta);
       }
-      p(t.y + side * r, t.x + side * n) = weight;
-      ds(t.y + side * r, t.x + side * n) = slope;
+      store(t.y + side * r, t.x + side * n, weight, slope);
     }
   }
 }
 
 template <int Width, int Tile>
-__global__ void __launch_bounds__(block) backward_keys(const AttentionGradCall g, int key_tiles) {
-  constexpr int N = Tile / side, size = Tile * SharedRows<Width>::row;
-  extern __shared__ float memory[];
+__global__ void __launch_bounds__(block, blocks_at_once(Width))
+    backward_keys(const AttentionGradCall g, int key_tiles) {
+  constexpr int N = Tile / side, size = Tile * SharedRows<Width>::fours;
+  extern __shared__ float4 memory[];
   const SharedRows<Width> q{memory}, k{q.at + size}, v{k.at + size}, go{v.at + size};
-  const Scores<Tile> p{go.at + size}, ds{p.at + Tile * Scores<Tile>::row};
+  const Scores<Tile> p{&go.at[size].x}, ds{p.at + Tile * Scores<Tile>::row};
   const AttentionCall& c = g.forward;
   const HeadIndex shared = HeadIndex::sharing(c, blockIdx.x / key_tiles);
   const int j = static_cast<int>(blockIdx.x % key_tiles) * Tile, count = min(Tile, c.keys - j);
@@ -261,10 +293,14 @@ __global__ void __launch_bounds__(block) backward_keys(const AttentionGradCall g
       q.load(head.rows<const float>(c.q), c.q.row, first, here, Tile, c.width);
       go.load(head.rows<const float>(g.go), g.go.row, first, here, Tile, c.width);
       __syncthreads();
-      score_gradients<Width, Tile>(g, head.first_row(c), first, j, bias, q, k, go, v, p, ds);
+      score_gradients<Width, Tile>(g, head.first_row(c), first, j, bias, q, k, go, v,
+                                   [&](int i, int key, float weight, float slope) {
+                                     p(key, i) = weight;
+                                     ds(key, i) = slope;
+                                   });
       __syncthreads();
-      add_products<N, Tile>(go, [&](int i, int key) { return p(i, key); }, gv);
-      add_products<N, Tile>(q, [&](int i, int key) { return ds(i, key); }, gk);
+      add_products<N, Tile>(go, p, gv);
+      add_products<N, Tile>(q, ds, gk);
     }
   }
   float one[N], scale[N];
@@ -275,11 +311,12 @@ __global__ void __launch_bounds__(block) backward_keys(const AttentionGradCall g
 }
 
 template <int Width, int Tile>
-__global__ void __launch_bounds__(block) backward_queries(const AttentionGradCall g, int row_tiles) {
-  constexpr int N = Tile / side, size = Tile * SharedRows<Width>::row;
-  extern __shared__ float memory[];
+__global__ void __launch_bounds__(block, blocks_at_once(Width))
+    backward_queries(const AttentionGradCall g, int row_tiles) {
+  constexpr int N = Tile / side, size = Tile * SharedRows<Width>::fours;
+  extern __shared__ float4 memory[];
   const SharedRows<Width> q{memory}, k{q.at + size}, v{k.at + size}, go{v.at + size};
-  const Scores<Tile> p{go.at + size}, ds{p.at + Tile * Scores<Tile>::row};
+  const Scores<Tile> ds{&go.at[size].x};
   const AttentionCall& c = g.forward;
   const HeadIndex head(c, blockIdx.x / row_tiles);
   const int first = (row_tiles - 1 - static_cast<int>(blockIdx.x % row_tiles)) * Tile;
@@ -296,9 +333,10 @@ __global__ void __launch_bounds__(block) backward_queries(const AttentionGradCal
     k.load(head.shared_rows<const float>(c, c.k), c.k.row, j, here, Tile, c.width);
     v.load(head.shared_rows<const float>(c, c.v), c.v.row, j, here, Tile, c.width);
     __syncthreads();
-    score_gradients<Width, Tile>(g, head.first_row(c), first, j, bias, q, k, go, v, p, ds);
+    score_gradients<Width, Tile>(g, head.first_row(c), first, j, bias, q, k, go, v,
+                                 [&](int i, int key, float, float slope) { ds(i, key) = slope; });
     __syncthreads();
-    add_products<N, Tile>(k, [&](int key, int row) { return ds(row, key); }, gq);
+    add_products<N, Tile>(k, ds, gq);
   }
   float scale[N];
 #pragma unroll
@@ -321,7 +359,7 @@ void for_form(int width, F&& f) {
 
 template <int Width, int Tile>
 constexpr int memory_of(int rows, int scores) {
-  return static_cast<int>(sizeof(float)) * (rows * Tile * (Width + 1) + scores * Tile * (Tile + 1));
+  return static_cast<int>(sizeof(float)) * Tile * (rows * Width + scores * Scores<Tile>::row);
 }
 
 template <class K>
@@ -344,17 +382,18 @@ void launch_attention_plain(const AttentionCall& c) {
 void launch_attention_grad_plain(const AttentionGradCall& g) {
   const AttentionCall& c = g.forward;
   for_form(c.width, [&]<int Width, int Tile>() {
-    constexpr int bytes = memory_of<Width, Tile>(4, 2);
+    constexpr int bytes = memory_of<Width, Tile>(4, 2), bytes_of_queries = memory_of<Width, Tile>(4, 1);
     static_assert(bytes <= (Width > narrow_head ? gradient_bytes_on_plain_cores : 99 << 10));
     const std::int64_t row_tiles = tiles(c.queries, Tile), key_tiles = tiles(c.keys, Tile);
     allow_memory(backward_keys<Width, Tile>, bytes);
-    allow_memory(backward_queries<Width, Tile>, bytes);
+    allow_memory(backward_queries<Width, Tile>, bytes_of_queries);
     if (key_tiles > 0)
       backward_keys<Width, Tile>
           <<<grid_of(c.batch * (c.heads / c.group) * key_tiles), block, bytes, c.stream>>>(
               g, static_cast<int>(key_tiles));
     backward_queries<Width, Tile>
-        <<<grid_of(c.batch * c.heads * row_tiles), block, bytes, c.stream>>>(g, static_cast<int>(row_tiles));
+        <<<grid_of(c.batch * c.heads * row_tiles), block, bytes_of_queries, c.stream>>>(
+            g, static_cast<int>(row_tiles));
   });
 }
 
