@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "autograd/capture/frame.h"
+#include "autograd/capture/passes/additions.h"
 #include "autograd/capture/passes/common.h"
 #include "autograd/capture/passes/dead_code.h"
 #include "autograd/capture/passes/epilogues.h"
@@ -30,10 +31,10 @@ void describe_rank(Words& words) {
 }
 
 std::span<const Pass> passes_of(const CompileOptions& options) {
-  static constexpr Pass passes[] = {
-      {"common", common}, {"dead_code", dead_code}, {"late", late}, {"fuse", fuse}, {"epilogues", epilogues}};
+  static constexpr Pass passes[] = {{"common", common}, {"dead_code", dead_code}, {"additions", additions},
+                                    {"late", late},     {"fuse", fuse},           {"epilogues", epilogues}};
   const bool makes_again = options.executor != Executor::replay || options.memory.limited();
-  const std::size_t count = options.executor == Executor::fused ? 5 : makes_again ? 3 : 2;
+  const std::size_t count = options.executor == Executor::fused ? 6 : makes_again ? 4 : 3;
   return std::span(passes, count)
       .subspan(options.common_subexpressions == CommonSubexpressions::each ? 1 : 0);
 }

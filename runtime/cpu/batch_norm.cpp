@@ -266,8 +266,8 @@ void batch_norm_op(const ops::BatchNorm& op, Inputs in, Outputs out) {
 }
 
 void batch_norm_grad_op(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
-  const Tensor gy = contiguous(in[0]), x = contiguous(in[1]), weight = as_statistics(in[2], x),
-               y = contiguous_if_given(in[5]);
+  const Tensor gy = contiguous(in_one(op.in_parts, in)), x = contiguous(in[1]),
+               weight = as_statistics(in[2], x), y = contiguous_if_given(in[5]);
   if (x.numel() == 0) {
     zero_(out[1]);
     zero_(out[2]);

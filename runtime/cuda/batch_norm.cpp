@@ -94,8 +94,11 @@ void batch_norm(const ops::BatchNorm& op, Inputs in, Outputs out) {
 
 void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
   const bool last = is_channels_last(in[1]);
-  const Tensor gy = upstream(in[0], last, in[5].defined()), x = ordered(in[1], last),
-               weight = as_statistics(in[2], x), y = ordered(in[5], last);
+  const Tensor x = ordered(in[1], last), weight = as_statistics(in[2], x), y = ordered(in[5], last);
+  // Of planes, and of what lies elsewhere, the sum is made first.
+  const bool in_parts = in[7].defined() && last && x.numel() > 0;
+  const Tensor gy = upstream(in_parts ? in[0] : in_one(op.in_parts, in), last, in[5].defined() || in_parts),
+               more = in_parts ? upstream(in[7], last, true) : Tensor();
   if (x.numel() == 0) {
     zero_(alias(out[1], out[1].layout()));
     zero_(alias(out[2], out[2].layout()));
@@ -117,8 +120,8 @@ void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
     const Tensor sums = room_for_sums(call, x.device()),
                  of_channels = empty({2 * call.channels}, {mean.dtype(), x.device()});
     epilogue.y_again = op.of_inputs;
-    launch_batch_norm_grad(
-        {call, op.training, gy.raw(), out[0].raw(), out[1].raw(), out[2].raw(), of_channels.raw(), epilogue});
+    launch_batch_norm_grad({call, op.training, gy.raw(), raw_or_null(more), out[0].raw(), out[1].raw(),
+                            out[2].raw(), of_channels.raw(), epilogue});
   }
   check_launch(op.name);
 }
@@ -134,10 +137,19 @@ void running_statistics(const ops::RunningStatistics& op, Inputs in, Outputs) {
 
 }  // namespace
 
+/// Whose kernel reads parts: batch norm's backward's, where an application has put none of its own.
+std::optional<ops::InParts> reads_parts(const AnyOp& op) {
+  static const Kernel own = kernel_row<ops::BatchNormGrad>().on(DeviceType::cuda);
+  const bool reads =
+      &op.kernels() == &kernel_row<ops::BatchNormGrad>() && op.kernels().on(DeviceType::cuda) == own;
+  return reads ? std::optional(ops::BatchNormGrad::in_parts) : std::nullopt;
+}
+
 void add_batch_norm() {
   add_kernel<batch_norm>(DeviceType::cuda);
   add_kernel<batch_norm_grad>(DeviceType::cuda);
   add_kernel<running_statistics>(DeviceType::cuda);
+  ops::set_reads_parts(DeviceType::cuda, reads_parts);
 }
 
 }  // namespace sherd::cuda

@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 
+#include "runtime/cuda/async_copy.cuh"
 #include "runtime/cuda/norm_epilogue.cuh"
 
 namespace sherd::cuda {
@@ -16,6 +17,20 @@ constexpr int block = 256, warps = block / warp_size;
 struct Deal {
   int across;  // a power of two, a warp at most
   std::int64_t tiles, pieces, length;
+};
+
+/// Elements of `N` arrays that are on their way to the block's threads, `Ahead` places of each thread.
+template <int Ahead, int N, int V, class T>
+struct Coming {
+  Raw<V, T> at[Ahead][N][block];
+
+  __device__ void fetch(const T* from, int slot, int n) {
+    Raw<V, T>& to = at[slot][n][threadIdx.x];
+    if constexpr (sizeof to < 4)
+      to = Raw<V, T>::load(from);
+    else
+      copy_async<sizeof to>(&to, from);
+  }
 };
 
 /// The thread's `V` channels, and its elements of them.
@@ -35,12 +50,12 @@ struct Strip {
         end(min(begin + d.length, c.batch)) {}
   __device__ bool inside() const { return channel < channels; }
   __device__ std::int64_t first_of_block() const { return channel - lane * V; }
+  __device__ std::int64_t place(std::int64_t row) const { return row * channels + channel; }
   /// Calls `use(load(at), at)` for the places of the thread's elements, `U` loads before the first use: what
-  /// is stored might be what is loaded, for all that the compiler knows. `after()` follows each such stretch.
-  template <int U, class Load, class Use, class After>
-  __device__ void for_each(const Load& load, const Use& use, const After& after) const {
+  /// is stored might be what is loaded, for all that the compiler knows.
+  template <int U, class Load, class Use>
+  __device__ void for_each(const Load& load, const Use& use) const {
     if (!inside()) return;
-    const auto place = [&](std::int64_t row) { return row * channels + channel; };
     std::int64_t row = begin + line;
     for (; row + (U - 1) * lines < end; row += U * lines) {
       decltype(load(0)) loaded[U];
@@ -48,11 +63,45 @@ struct Strip {
       for (int u = 0; u < U; ++u) loaded[u] = load(place(row + u * lines));
 #pragma unroll
       for (int u = 0; u < U; ++u) use(loaded[u], place(row + u * lines));
-      after();
     }
 #pragma unroll 1
     for (; row < end; row += lines) use(load(place(row)), place(row));
-    after();
+  }
+  /// Calls `use(elements, at)` with those of the arrays at the places of the thread, and `after()` behind
+  /// each `Ahead` of them and the last. So many are under way at once, for which registers would not do.
+  template <int Ahead, int N, class T, class Use, class After>
+  __device__ void for_each(Coming<Ahead, N, V, T>& coming, const void* const (&arrays)[N], const Use& use,
+                           const After& after) const {
+    if (!inside()) return;
+    const T* next[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n) next[n] = static_cast<const T*>(arrays[n]) + place(begin + line);
+    const std::int64_t step = lines * channels;
+    auto left = static_cast<int>((end - begin - line + lines - 1) / lines), to_fetch = left;
+    const auto fetch = [&](int slot) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        if (to_fetch > 0) coming.fetch(next[n], slot, n);
+        next[n] += step;
+      }
+      --to_fetch;
+      close_copies();
+    };
+#pragma unroll
+    for (int u = 0; u < Ahead; ++u) fetch(u);
+    for (std::int64_t at = place(begin + line); left > 0;) {
+#pragma unroll
+      for (int u = 0; u < Ahead; ++u, --left, at += step) {
+        if (left <= 0) break;
+        wait_copies<Ahead - 1>();
+        Raw<V, T> elements[N];
+#pragma unroll
+        for (int n = 0; n < N; ++n) elements[n] = coming.at[u][n][threadIdx.x];
+        fetch(u);
+        use(elements, at);
+      }
+      after();
+    }
   }
 };
 
@@ -106,7 +155,8 @@ __device__ void go_through_relu_of(const Normal<V, C>& normal, const C (&x)[V], 
 #pragma unroll
   for (int j = 0; j < V; ++j) value[j] = x[j];
   normal.of(value);
-  go_through_relu(finished({.relu = true}, Raw<V, T>::of(value), {}), up);
+#pragma unroll
+  for (int j = 0; j < V; ++j) up[j] = value[j] <= rounded_to_zero<T>() ? C(0) : up[j];
 }
 
 /// What a backward does for a ReLU behind the normalisation.
@@ -135,13 +185,26 @@ struct Both {
   Other other;
 };
 
+/// What a block shares of its lines' sums.
+template <int V>
+using LineSums = double[warps][2 * V][warp_size];
+
+/// What a block that sums shares: first what comes, then what was made of it.
+template <int Ahead, int N, int V, class T>
+union SharedOfSums {
+  Coming<Ahead, N, V, T> coming;
+  LineSums<V> lines;
+  __device__ SharedOfSums() {}
+};
+
 /// Adds the sums of the lines of a block up in order, and writes two for each channel.
 template <int V>
-__device__ void write_sums(const Call& c, const Deal& d, const Strip<V>& strip, double (&sums)[2 * V]) {
-  __shared__ double shared[warps][2 * V][warp_size];
+__device__ void write_sums(const Call& c, const Deal& d, const Strip<V>& strip, double (&sums)[2 * V],
+                           LineSums<V>& shared) {
 #pragma unroll
   for (double& sum : sums)
     for (int step = d.across; step < warp_size; step *= 2) sum += __shfl_xor_sync(whole_warp, sum, step);
+  __syncthreads();  // nothing comes any more
   if (static_cast<int>(threadIdx.x) % warp_size < d.across)
 #pragma unroll
     for (int k = 0; k < 2 * V; ++k) shared[threadIdx.x / warp_size][k][strip.lane] = sums[k];
@@ -178,11 +241,12 @@ __global__ void __launch_bounds__(block) sums_of_values(const Call c, const Deal
   if (strip.inside())
 #pragma unroll
     for (int j = 0; j < V; ++j) from[j] = origin_of<T>(c, strip.channel + j);
-  strip.template for_each<run_length>(
-      [&](std::int64_t i) { return Raw<V, T>::load(static_cast<const T*>(c.x) + i); },
-      [&](const Raw<V, T>& x, std::int64_t) {
+  __shared__ SharedOfSums<run_length, 1, V, T> shared;
+  strip.for_each(
+      shared.coming, {c.x},
+      [&](const Raw<V, T>(&x)[1], std::int64_t) {
         C value[V];
-        x.widen_to(value);
+        x[0].widen_to(value);
 #pragma unroll
         for (int j = 0; j < V; ++j) {
           const run_t<T> apart = static_cast<run_t<T>>(value[j]) - static_cast<run_t<T>>(from[j]);
@@ -191,15 +255,20 @@ __global__ void __launch_bounds__(block) sums_of_values(const Call c, const Deal
         }
       },
       [&] { of.end_run(); });
-  write_sums<V>(c, d, strip, of.sums);
+  write_sums<V>(c, d, strip, of.sums, shared.lines);
+}
+
+/// Where the gradient of the normalised values goes that sums are taken of: to the residual, whose it is too,
+/// or, if it came in two parts, to where that of x will be.
+__host__ __device__ inline void* upstream_of(const BatchNormGradCall& g) {
+  return g.epilogue.residual != nullptr ? g.epilogue.residual : g.more != nullptr ? g.gx : nullptr;
 }
 
 /// Of each piece of a channel the sums of the gradient of its normalised values, and of that times x - mean.
-/// That gradient is the residual's too.
-template <class T, int V, OfRelu relu>
+template <class T, int V, OfRelu relu, bool two_parts>
 __global__ void __launch_bounds__(block) sums_of_gradients(const BatchNormGradCall g, const Deal d) {
   using C = compute_t<T>;
-  using Elements = Both<V, T, Upstream<V, T, relu == OfRelu::reads_y>>;
+  constexpr bool reads_y = relu == OfRelu::reads_y;
   const Call& c = g.forward;
   const Strip<V> strip(c, d);
   Sums<T, V> of;
@@ -212,23 +281,41 @@ __global__ void __launch_bounds__(block) sums_of_gradients(const BatchNormGradCa
       normal.factor[j] = factor_of<T>(c, strip.channel + j);
       normal.shift[j] = at<T>(c.bias, strip.channel + j, C(0));
     }
-  strip.template for_each<run_of_gradients>(
-      [&](std::int64_t i) { return Elements{load_at<V, T>(c.x, i), {g.gy, g.epilogue, i}}; },
-      [&](const Elements& both, std::int64_t i) {
-        C value[V], up[V];
-        both.x.widen_to(value);
-        both.other.widen_to(g.epilogue, up);
-        if constexpr (relu == OfRelu::makes_y) go_through_relu_of<T>(normal, value, up);
-        if (relu == OfRelu::reads_y && g.epilogue.residual != nullptr)
-          Raw<V, T>::of(up).store(static_cast<T*>(g.epilogue.residual) + i);
+  constexpr int y_at = two_parts ? 3 : 2;
+  __shared__ SharedOfSums<run_of_gradients, reads_y ? y_at + 1 : y_at, V, T> shared;
+  const auto add = [&](const auto& elements, std::int64_t i) {
+    C value[V], up[V];
+    elements[0].widen_to(value);
+    elements[1].widen_to(up);
+    if constexpr (two_parts) {
+      C more[V];
+      elements[2].widen_to(more);
 #pragma unroll
-        for (int j = 0; j < V; ++j) {
-          of.run[2 * j] += static_cast<run_t<T>>(up[j]);
-          of.run[2 * j + 1] += static_cast<run_t<T>>(up[j] * (value[j] - normal.mean[j]));
-        }
-      },
-      [&] { of.end_run(); });
-  write_sums<V>(c, d, strip, of.sums);
+      for (int j = 0; j < V; ++j) up[j] += more[j];
+      Raw<V, T>::of(up).widen_to(up);
+    }
+    if constexpr (relu == OfRelu::makes_y) go_through_relu_of<T>(normal, value, up);
+    if constexpr (reads_y)
+      if (g.epilogue.y != nullptr) go_through_relu(elements[y_at], up);
+    if constexpr (reads_y || two_parts)
+      if (void* const to = upstream_of(g)) Raw<V, T>::of(up).store(static_cast<T*>(to) + i);
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      of.run[2 * j] += static_cast<run_t<T>>(up[j]);
+      of.run[2 * j + 1] += static_cast<run_t<T>>(up[j] * (value[j] - normal.mean[j]));
+    }
+  };
+  const auto end_run = [&] { of.end_run(); };
+  const void* const y = g.epilogue.y != nullptr ? g.epilogue.y : c.x;  // which is read, and no matter
+  if constexpr (reads_y && two_parts)
+    strip.for_each(shared.coming, {c.x, g.gy, g.more, y}, add, end_run);
+  else if constexpr (reads_y)
+    strip.for_each(shared.coming, {c.x, g.gy, y}, add, end_run);
+  else if constexpr (two_parts)
+    strip.for_each(shared.coming, {c.x, g.gy, g.more}, add, end_run);
+  else
+    strip.for_each(shared.coming, {c.x, g.gy}, add, end_run);
+  write_sums<V>(c, d, strip, of.sums, shared.lines);
 }
 
 constexpr int channels_of_block = 2;  // that join pieces: their sums fill a sector of memory
@@ -290,8 +377,7 @@ __global__ void __launch_bounds__(block) normalise(const Call c, const Deal d) {
         Raw<V, T> y = Raw<V, T>::of(value);
         if constexpr (epilogue) y = finished(c.epilogue, y, both.other);
         y.store(static_cast<T*>(c.y) + i);
-      },
-      [] {});
+      });
 }
 
 /// The gradients of weight and bias, and what every element's gradient loses through mean and deviation.
@@ -341,8 +427,7 @@ __global__ void __launch_bounds__(block) gradient(const BatchNormGradCall g, con
         for (int j = 0; j < V; ++j)
           up[j] = std::fma(value[j] - normal.mean[j], back[j], up[j] - shift[j]) * normal.factor[j];
         Raw<V, T>::of(up).store(static_cast<T*>(g.gx) + i);
-      },
-      [] {});
+      });
 }
 
 /// Threads of a tile, each with `V` channels.
@@ -411,7 +496,7 @@ void with_relu_of(const NormEpilogueGrad& e, F&& body) {
 
 /// By the sizes alone, as the tree of sums.
 std::int64_t BatchNormCall::pieces() const {
-  constexpr std::int64_t blocks = 1024, least = 8;  // enough for the largest GPU; rows worth a thread
+  constexpr std::int64_t blocks = 396, least = 8;  // what the largest GPU has room for; rows worth a thread
   const std::int64_t wide = 16 / size_of(dtype), V = channels % wide == 0 ? wide : 1;
   const int across = across_of(*this, V);
   const std::int64_t wanted = blocks_of(blocks, blocks_of(channels, across * V)),
@@ -437,13 +522,16 @@ void launch_batch_norm(const Call& c) {
 
 void launch_batch_norm_grad(const BatchNormGradCall& g) {
   const Call& c = g.forward;
-  with_packs(c, {g.gy, g.gx, g.epilogue.y, g.epilogue.residual}, [&]<class T, int V>(const Deal& d) {
+  with_packs(c, {g.gy, g.more, g.gx, g.epilogue.y, g.epilogue.residual}, [&]<class T, int V>(const Deal& d) {
     const Deal s = deal_of(c, summed(V));
     with_relu_of<V>(g.epilogue, [&]<OfRelu relu>() {
-      sums_of_gradients<T, summed(V), relu><<<grid_of(s), block, 0, c.stream>>>(g, s);
+      g.more != nullptr
+          ? sums_of_gradients<T, summed(V), relu, true><<<grid_of(s), block, 0, c.stream>>>(g, s)
+          : sums_of_gradients<T, summed(V), relu, false><<<grid_of(s), block, 0, c.stream>>>(g, s);
     });
     finish_sums<T><<<joining_grid_of(c), block, 0, c.stream>>>(g, d.pieces);
-    const BatchNormGradCall rest = after_sums(g);
+    BatchNormGradCall rest = g;  // what was written is gy, and ReLU has been gone through
+    if (void* const up = upstream_of(g)) rest.gy = up, rest.more = nullptr, rest.epilogue = {};
     with_relu_of<V>(rest.epilogue, [&]<OfRelu relu>() {
       gradient<T, V, relu><<<grid_of(d), block, 0, c.stream>>>(rest, d);
     });

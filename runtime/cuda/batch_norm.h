@@ -29,7 +29,7 @@ void launch_batch_norm(const BatchNormCall& call);
 struct BatchNormGradCall {
   BatchNormCall forward;  ///< x, weight, bias where results are made again, mean and variance
   bool through_statistics = true;
-  const void* gy = nullptr;
+  const void *gy = nullptr, *more = nullptr;  ///< more: is added to gy, if it is given
   void *gx = nullptr, *gweight = nullptr, *gbias = nullptr;
   void* of_channels = nullptr;  ///< room for 2 values of the compute type a channel
   NormEpilogueGrad epilogue{};

@@ -39,6 +39,14 @@ __device__ Raw<V, T> finished(const NormEpilogue& e, Raw<V, T> y, const Raw<V, T
   return Raw<V, T>::of(value);
 }
 
+/// The largest number that becomes 0 as a `T`: half of the smallest one, whose rounding goes to even.
+template <class T>
+__device__ constexpr compute_t<T> rounded_to_zero() {
+  if constexpr (std::is_same_v<T, BFloat16>) return 0x1p-134f;
+  if constexpr (std::is_same_v<T, Half>) return 0x1p-25f;
+  return 0;
+}
+
 /// Makes gradients of ReLU's results `y` those of what it was taken of.
 template <int V, class T, class C>
 __device__ void go_through_relu(const Raw<V, T>& y, C (&gradient)[V]) {

@@ -138,9 +138,10 @@ Tensors BatchNorm::grad(const GradArgs& args) const {
   }
   if (training) check_precision(args.specs);
   if (args.create_graph) return recorded_gradients(*this, args);
-  const Tensor in[] = {args.gy[0],      args.inputs[0],  args.inputs[1],
-                       args.outputs[1], args.outputs[2], relu ? args.outputs[0] : Tensor(),
-                       args.inputs[2]};
+  const Tensor in[] = {args.gy[0],      args.inputs[0],
+                       args.inputs[1],  args.outputs[1],
+                       args.outputs[2], relu ? args.outputs[0] : Tensor(),
+                       args.inputs[2],  {}};
   const bool of_residual = relu && args.need(residual_at),
              of_inputs = relu && args.specs[residual_at].is_none();
   const Tensors made = apply_many(BatchNormGrad{training, eps, of_residual, of_inputs}, in);
@@ -171,7 +172,7 @@ Tensors BatchNormGrad::reference(Inputs in) const {
     column.push_back(1);
   }
   const auto along = [&](const Tensor& t) { return reshape(to(t, wide), column); };
-  const Tensor of_norm = in[5].defined() ? before_relu(in[0], in[5]) : in[0];
+  const Tensor whole = in_one(in_parts, in), of_norm = in[5].defined() ? before_relu(whole, in[5]) : whole;
   const Tensor gy = to(of_norm, wide), rstd = rsqrt(add(along(in[4]), eps));
   const Tensor normal = mul(sub(to(in[1], wide), along(in[3])), rstd);
   const Tensor g_weight = sum(mul(gy, normal), others, Keep::dims), g_bias = sum(gy, others, Keep::dims);

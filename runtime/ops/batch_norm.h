@@ -1,6 +1,7 @@
 // Batch normalisation over all axes but the second (Ioffe and Szegedy, 2015).
 #pragma once
 
+#include "runtime/in_parts.h"
 #include "runtime/op.h"
 
 namespace sherd::ops {
@@ -30,13 +31,14 @@ struct BatchNorm {
   bool operator==(const BatchNorm&) const = default;
 };
 
-/// Inputs: gy, x, weight or none, mean, variance, y where ReLU made it, else none, and bias or none. Outputs:
-/// gradients of x, weight and bias, the last two in the dtype of the statistics, and of the residual where it
-/// is asked for.
+/// Inputs: gy, x, weight or none, mean, variance, y where ReLU made it, else none, bias or none, and a second
+/// part of gy, which is added to it, or none. Outputs: gradients of x, weight and bias, the last two in the
+/// dtype of the statistics, and of the residual where it is asked for.
 struct BatchNormGrad {
   static constexpr std::string_view name = "batch_norm_grad";
-  static constexpr Arity arity = 7;
-  static constexpr Mask optional = 0b1100100;
+  static constexpr Arity arity = 8;
+  static constexpr Mask optional = 0b11100100;
+  static constexpr InParts in_parts{0, 7};
   static constexpr Mask dense = 0b1011100;
   static constexpr bool differentiable = false;
   bool training = true;

@@ -280,8 +280,8 @@ TEST_CASE("cuda: batch norm of images with channels last is that of rows, gradie
           CHECK(relative_distance(followed[1], followed[0]) <= row_tolerance(kept));
           const Tensor x = last(in[0]);
           for (const Tensor& gy : {in[0], x}) {
-            const Tensor of_batch[] = {gy,       x,       Tensor{}, to(mean, wide), to(variance, wide),
-                                       Tensor{}, Tensor{}};
+            const Tensor of_batch[] = {gy,       x,        Tensor{}, to(mean, wide), to(variance, wide),
+                                       Tensor{}, Tensor{}, Tensor{}};
             CHECK(lies_last(apply_many(ops::BatchNormGrad{training}, of_batch)[0]));
           }
         }
@@ -314,11 +314,48 @@ TEST_CASE(
         CHECK(lies_last(out[0]) == x_last);
         const Tensor plain[] = {x, {}, {}, {}, {}, {}};
         if (!x_last) CHECK(same_bits(out[0], relu(add(apply_many(ops::BatchNorm{}, plain)[0], r))));
-        const Tensor back[] = {r_last ? last(r) : r, in[0], {}, out[1], out[2], out[0], {}};
+        const Tensor back[] = {r_last ? last(r) : r, in[0], {}, out[1], out[2], out[0], {}, {}};
         const Tensors grads = apply_many(ops::BatchNormGrad{.of_residual = true}, back);
         CHECK(lies_last(grads[0]) == x_last);
         CHECK(lies_last(grads[3]) == x_last);
         CHECK(same_bits(grads[3], where(greater(out[0], 0), r, zeros_like(r))));
+      }
+}
+
+TEST_CASE("cuda: batch_norm's backward of a gradient in two parts has the bits of their sum's",
+          "[sanitized]") {
+  if (no_gpu()) return;
+  // Packs and single elements, many pieces and one, rows, planes and images by channels.
+  for (const DType dtype : floats)
+    for (const Shape& shape : {Shape{33, 70}, Shape{300, 64}, Shape{3, 17, 33}, Shape{2, 64, 9, 7},
+                               Shape{2, 65, 7, 9}, Shape{4, 16, 32, 32}, Shape{8, 136, 40, 40}})
+      for (const bool images_last : {false, true}) {
+        if (images_last && shape.rank() == 2) continue;
+        INFO(name_of(dtype) << " " << shape << " last " << images_last);
+        const auto made = [&](unsigned seed) {
+          const Tensor t = on_gpu(numbers(shape, dtype, seed));
+          return images_last ? last(t) : t;
+        };
+        const DType wide = dtype == f64 ? f64 : f32;
+        const Shape channels{shape[1]};
+        const Tensor weight = on_gpu(numbers(channels, wide, 5)), bias = on_gpu(numbers(channels, wide, 6));
+        const Tensor apart = on_gpu(numbers({shape.numel() + 1}, dtype, 4));  // begins where no pack does
+        const Tensor misplaced = reshape(narrow(apart, 0, 1, shape.numel()), shape);
+        const Tensor x = made(1), gy = made(2), residual = made(3);
+        for (const Tensor& more : {made(4), misplaced})
+          for (const bool relu : {false, true})
+            for (const bool adds_residual : {false, true}) {
+              const Tensor in[] = {x, weight, bias, {}, {}, adds_residual ? residual : Tensor()};
+              const Tensors out = apply_many(ops::BatchNorm{.relu = relu}, in);
+              const ops::BatchNormGrad op{.of_residual = relu && adds_residual,
+                                          .of_inputs = relu && !adds_residual};
+              const Tensor y = relu ? out[0] : Tensor();
+              const Tensor parts[] = {gy, x, weight, out[1], out[2], y, bias, more},
+                           whole[] = {add(gy, more), x, weight, out[1], out[2], y, bias, {}};
+              const Tensors got = apply_many(op, parts), expected = apply_many(op, whole);
+              REQUIRE(got.size() == expected.size());
+              for (std::size_t i = 0; i < got.size(); ++i) CHECK(same_bits(got[i], expected[i]));
+            }
       }
 }
 

@@ -17,17 +17,7 @@ using ops::Region;
 class Joining {
  public:
   explicit Joining(Recorded program)
-      : program_(std::move(program)),
-        moves_(program_),
-        makers_(program_.trace.storages.size(), none),
-        uses_(program_.trace.storages.size()),
-        gone_(ops().size()) {
-    for (std::uint32_t i = 0; i < ops().size(); ++i)
-      each_tensor_of(ops()[i], [&](const TracedTensor& t) {
-        if (makers_[t.storage] == none) makers_[t.storage] = i;
-        ++uses_[t.storage];
-      });
-  }
+      : program_(std::move(program)), moves_(program_), gone_(program_.trace.ops.size()) {}
 
   Recorded run() {
     std::vector<TracedOp> done;
@@ -39,7 +29,6 @@ class Joining {
   }
 
  private:
-  static constexpr std::uint32_t none = TracedTensor::none;
   const std::vector<TracedOp>& ops() const { return program_.trace.ops; }
   Device device_of(const TracedTensor& t) const { return program_.trace.storages[t.storage].device; }
 
@@ -49,33 +38,29 @@ class Joining {
     const std::shared_ptr<const Region> region = region_of(traced);
     if (!region || region->results.empty() || std::ranges::count(region->written, true) > 0) return {};
     for (std::uint32_t k = 0; k < traced.in.size(); ++k) {
-      const std::uint32_t product = maker_of(traced.in[k], i);
-      if (product == none) continue;
-      gone_[product] = true;
-      return one(ops()[product], traced, region, k);
+      const std::optional<std::size_t> product = moves_.maker_for(traced.in[k], i);
+      if (!product || gone_[*product] || !takes_region(*product)) continue;
+      gone_[*product] = true;
+      return one(ops()[*product], traced, region, k);
     }
     return {};
   }
 
-  /// The product that gives all of `t` to op `reader` alone, and may run in its place.
-  std::uint32_t maker_of(const TracedTensor& t, std::uint32_t reader) const {
-    if (t.storage == none || uses_[t.storage] != 2 || makers_[t.storage] >= reader) return none;
-    const std::uint32_t maker = makers_[t.storage];
-    const TracedOp& product = ops()[maker];
-    if (product.once || product.op->is_view() || product.out.size() != 1 || !same_value(product.out[0], t) ||
-        !moves_.may_move(maker) || moves_.crosses(maker, reader) || gone_[maker])
-      return none;
+  /// Whether op `i` is a product whose device has a kernel that goes on with a region.
+  bool takes_region(std::size_t i) const {
+    const TracedOp& product = ops()[i];
     Specs specs;
     for (const TracedTensor& in : product.in)
-      specs.push_back(in.storage == none ? Spec::none() : Spec{in.layout.shape, in.dtype, device_of(in)});
-    return ops::takes_region(*product.op, specs, device_of(t).type) ? maker : none;
+      specs.push_back(in.storage == TracedTensor::none ? Spec::none()
+                                                       : Spec{in.layout.shape, in.dtype, device_of(in)});
+    return ops::takes_region(*product.op, specs, device_of(product.out[0]).type);
   }
 
   /// That of a fused op, or of an elementwise one alone; null for others.
   std::shared_ptr<const Region> region_of(const TracedOp& traced) const {
     if (ops::region_of(*traced.op) != nullptr)
       return static_cast<const ops::FusedRegion*>(traced.op->value())->region;
-    const auto is_given = [](const TracedTensor& t) { return t.storage != none; };
+    const auto is_given = [](const TracedTensor& t) { return t.storage != TracedTensor::none; };
     if (traced.out.size() != 1 || traced.in.empty() || traced.once || traced.op->is_view() ||
         traced.op->mutating() || !std::ranges::all_of(traced.in, is_given) ||
         !ops::joins_regions(*traced.op, device_of(traced.out[0]).type) || !ops::effort_of(*traced.op))
@@ -112,10 +97,8 @@ class Joining {
   }
 
   Recorded program_;
-  const Moves moves_;                  // of the program as it was given
-  std::vector<std::uint32_t> makers_;  // by storage: the first op that has it
-  std::vector<std::size_t> uses_;      // by storage: of ops, its maker's among them
-  std::vector<bool> gone_;             // by op: it is part of a later one
+  const Moves moves_;       // of the program as it was given
+  std::vector<bool> gone_;  // by op: it is part of a later one
 };
 
 }  // namespace

@@ -27,7 +27,14 @@ Moves::Moves(const Recorded& program)
     : trace_(program.trace),
       leaves_(trace_.storages.size()),
       foreign_(trace_.storages.size()),
-      writers_(trace_.storages.size()) {
+      writers_(trace_.storages.size()),
+      makers_(trace_.storages.size()),
+      uses_(trace_.storages.size()) {
+  for (std::size_t i = 0; i < trace_.ops.size(); ++i)
+    each_tensor_of(trace_.ops[i], [&](const TracedTensor& t) {
+      if (!makers_[t.storage]) makers_[t.storage] = i;
+      ++uses_[t.storage];
+    });
   for (const TracedTensor& t : program.outputs) leaves_[t.storage] = true;
   if (program.cut)
     for (const auto& [storage, number] : program.cut->made) leaves_[storage] = true;
@@ -53,6 +60,14 @@ bool Moves::may_move(std::size_t i) const {
   return std::ranges::none_of(traced.out, [&](const TracedTensor& t) {
     return leaves_[t.storage] || trace_.storages[t.storage].rewritten;
   });
+}
+
+std::optional<std::size_t> Moves::maker_for(const TracedTensor& t, std::size_t reader) const {
+  if (t.storage == TracedTensor::none || uses_[t.storage] != 2 || *makers_[t.storage] >= reader) return {};
+  const std::size_t maker = *makers_[t.storage];
+  const TracedOp& op = trace_.ops[maker];
+  const bool whole = !op.once && !op.op->is_view() && op.out.size() == 1 && same_value(op.out[0], t);
+  return whole && may_move(maker) && !crosses(maker, reader) ? std::optional(maker) : std::nullopt;
 }
 
 bool Moves::crosses(std::size_t i, std::size_t at) const {

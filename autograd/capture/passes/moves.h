@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "autograd/capture/recorded.h"
@@ -22,12 +23,16 @@ class Moves {
   /// Whether what op `i` reads may be another thing before op `at`, behind it, or it may throw and others see
   /// something written between.
   bool crosses(std::size_t i, std::size_t at) const;
+  /// The op whose one result is all of `t` and read by op `reader` alone, and that may run right before it.
+  std::optional<std::size_t> maker_for(const TracedTensor& t, std::size_t reader) const;
 
  private:
   const Trace& trace_;
-  std::vector<bool> leaves_, foreign_;             // by storage
-  std::vector<std::vector<std::size_t>> writers_;  // by storage: ops
-  std::vector<std::size_t> barriers_;              // ops before which what is foreign may change
+  std::vector<bool> leaves_, foreign_;              // by storage
+  std::vector<std::vector<std::size_t>> writers_;   // by storage: ops
+  std::vector<std::size_t> barriers_;               // ops before which what is foreign may change
+  std::vector<std::optional<std::size_t>> makers_;  // by storage: the first op that has it
+  std::vector<std::size_t> uses_;                   // by storage: of ops, its maker's among them
 };
 
 }  // namespace sherd
