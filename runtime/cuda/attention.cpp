@@ -212,7 +212,7 @@ void backward(std::string_view op, const ops::AttentionRule& rule, const Tensor&
   const AttentionCall made = describe(op, rule, rq, rk, rv, extra, ro, logsumexp);
   const AttentionGradCall call = describe_gradients(made, rgo, to, delta);
   CudnnAttention& library = state_of(q.device()).cudnn_attention();
-  if (made.group > 1 && library.wants(made) &&
+  if (made.group > 1 && library.wants(call) &&
       ran_unshared(op, rule, rgo, rq, rk, rv, ro, logsumexp, delta, out))
     return;
   if (library.run(call)) return;

@@ -40,6 +40,12 @@ bool fits(const AttentionCall& c) {
          c.batch * c.heads * c.queries * c.keys >= least_pairs && (!c.causal || c.queries == c.keys);
 }
 
+/// So few keys that our own kernels, which hold all of them, were faster (H200, cuDNN 9).
+bool is_short(const AttentionCall& c, bool gradient) {
+  if (c.width <= 32) return c.keys <= (gradient ? 64 : 128);
+  return c.width <= 64 && !gradient && c.keys <= 64;
+}
+
 AttentionForm form_of(const AttentionCall& c) {
   AttentionForm form;
   form.causal = c.causal;
@@ -179,7 +185,12 @@ CudnnAttention::CudnnAttention(Device device) : plans_(std::make_unique<Plans>()
 }
 CudnnAttention::~CudnnAttention() = default;
 
-bool CudnnAttention::wants(const AttentionCall& c) const { return plans_->all && fits(c); }
+bool CudnnAttention::wants(const AttentionCall& c) const {
+  return plans_->all && fits(c) && !is_short(c, false);
+}
+bool CudnnAttention::wants(const AttentionGradCall& call) const {
+  return plans_->all && fits(call.forward) && !is_short(call.forward, true);
+}
 
 bool CudnnAttention::run(const AttentionCall& c) {
   if (!wants(c)) return false;
@@ -189,7 +200,7 @@ bool CudnnAttention::run(const AttentionCall& c) {
 
 bool CudnnAttention::run(const AttentionGradCall& call) {
   const AttentionCall& c = call.forward;
-  if (!wants(c) || c.group > 1) return false;
+  if (!wants(call) || c.group > 1) return false;
   AttentionForm form = form_of(c);
   form.gradient = true;
   int i = 4;

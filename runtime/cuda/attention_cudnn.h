@@ -17,9 +17,10 @@ class CudnnAttention {
   CudnnAttention(const CudnnAttention&) = delete;
   CudnnAttention& operator=(const CudnnAttention&) = delete;
 
-  /// Whether the call has enough work to pay for a plan and nothing that cuDNN has no kernel for, but perhaps
-  /// heads that are shared.
+  /// Whether the call has enough work to pay for a plan, for which our own kernels are not faster, and
+  /// nothing that cuDNN has no kernel for, but perhaps heads that are shared.
   bool wants(const AttentionCall& call) const;
+  bool wants(const AttentionGradCall& call) const;
   /// Queues what the call describes; false, and nothing is done, where cuDNN has no kernel for it that
   /// repeats to the bit.
   bool run(const AttentionCall& call);

@@ -6,8 +6,10 @@ namespace {
 
 constexpr int key_tile = 64;
 
-/// 16-row tiles of queries that a warp holds: as many as the registers have room for.
-constexpr int held(int width) { return width <= 64 ? 2 : 1; }
+/// 16-row tiles of queries that a warp holds: as many as the registers have room for, or as leave room for
+/// more blocks, where heads are so narrow that copying takes longer than multiplying.
+constexpr int held(int width) { return width == 64 ? 2 : 1; }
+constexpr int blocks_at_once(int width) { return width == 32 ? 4 : 2; }
 
 /// The state of one warp's rows.
 template <class T, int Width>
@@ -189,7 +191,7 @@ struct WarpRows {
 };
 
 template <class T, int Width>
-__global__ void __launch_bounds__(attention_threads, 2)
+__global__ void __launch_bounds__(attention_threads, blocks_at_once(Width))
     forward(const __grid_constant__ AttentionCall c, int row_tiles) {
   constexpr int M = held(Width), query_tile = 64 * M, R = TileRows<Width>::row;
   extern __shared__ __align__(16) std::uint16_t memory[];
