@@ -14,12 +14,21 @@ struct SharedRows {
   float4* at;
   __device__ float4& operator()(int r, int four) const { return at[r * fours + (four ^ r % 8)]; }
   __device__ float& element(int r, int d) const { return (&(*this)(r, d / 4).x)[d % 4]; }
-  /// `count` rows from `first`, zeros beyond them and beyond the width.
-  __device__ void load(const float* from, std::int64_t stride, int first, int count, int tile,
-                       int width) const {
-    for (int i = static_cast<int>(threadIdx.x); i < tile * Width; i += block) {
-      const int r = i / Width, d = i % Width;
-      element(r, d) = r < count && d < width ? from[(first + r) * stride + d] : 0.f;
+  /// `count` rows from `first`, zeros beyond them and beyond the width; several on their way at a time.
+  template <int Tile>
+  __device__ void load(const float* from, std::int64_t stride, int first, int count, int width) const {
+    constexpr int ahead = 8;
+    static_assert(Tile * Width % (ahead * block) == 0);
+    for (int begin = static_cast<int>(threadIdx.x); begin < Tile * Width; begin += ahead * block) {
+      float loaded[ahead];
+#pragma unroll
+      for (int a = 0; a < ahead; ++a) {
+        const int r = (begin + a * block) / Width, d = (begin + a * block) % Width;
+        loaded[a] = r < count && d < width ? from[(first + r) * stride + d] : 0.f;
+      }
+#pragma unroll
+      for (int a = 0; a < ahead; ++a)
+        element((begin + a * block) / Width, (begin + a * block) % Width) = loaded[a];
     }
   }
 };
@@ -126,8 +135,29 @@ __device__ float row_sum(float x) {
 
 /// 0 for a dropped weight, `kept` for others.
 __device__ float keep(const AttentionCall& c, std::int64_t row, int j) {
-  if (!c.dropout) return 1.f;
   return word_of(weight_words(c, row, j), j % 4) < c.threshold ? 0.f : c.kept;
+}
+
+/// Calls `body(r, n, seen, keep)` for a thread's scores of the tile from query `first` and key `j` on, in a
+/// loop without branches where no weight is dropped. `row` is the head's first, counted over all heads.
+template <int N, class Body>
+__device__ void for_scores(const AttentionCall& c, std::int64_t row, int first, int j, const Body& body) {
+  const Thread t;
+  const auto each = [&](const auto& kept) {
+#pragma unroll
+    for (int r = 0; r < N; ++r) {
+      const int i = first + t.y + side * r, seen = i < c.queries ? keys_seen(c, i) : 0;
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const int key = j + t.x + side * n;
+        body(r, n, key < seen, kept(row + i, key));
+      }
+    }
+  };
+  if (c.dropout)
+    each([&](std::int64_t of, int key) { return keep(c, of, key); });
+  else
+    each([](std::int64_t, int) { return 1.f; });
 }
 
 /// What is added to a thread's scores of the tile from query `first` and key `j` on; -inf where a bool mask
@@ -175,7 +205,7 @@ __global__ void __launch_bounds__(block, blocks_at_once(Width))
   const int count = min(Tile, c.queries - first);
   const Thread t;
   const HeadMask mask(c, head);
-  q.load(head.rows<const float>(c.q), c.q.row, first, count, Tile, c.width);
+  q.template load<Tile>(head.rows<const float>(c.q), c.q.row, first, count, c.width);
   float out[N][Width / side] = {}, top[N], total[N];
 #pragma unroll
   for (int r = 0; r < N; ++r) top[r] = lowest<float>(), total[r] = 0;
@@ -185,8 +215,8 @@ __global__ void __launch_bounds__(block, blocks_at_once(Width))
     float bias[N][N];
     if (!biases_of(mask, first, j, bias)) continue;
     __syncthreads();
-    k.load(head.shared_rows<const float>(c, c.k), c.k.row, j, here, Tile, c.width);
-    v.load(head.shared_rows<const float>(c, c.v), c.v.row, j, here, Tile, c.width);
+    k.template load<Tile>(head.shared_rows<const float>(c, c.k), c.k.row, j, here, c.width);
+    v.template load<Tile>(head.shared_rows<const float>(c, c.v), c.v.row, j, here, c.width);
     __syncthreads();
     float s[N][N];
     dots(q, k, s);
@@ -205,15 +235,17 @@ __global__ void __launch_bounds__(block, blocks_at_once(Width))
       float sum = 0;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        const int key = j + t.x + side * n;
-        const float e = key < seen ? math::exp(s[r][n] - shift) : 0.f;
-        sum += e;
-        p(t.y + side * r, t.x + side * n) = key < seen ? e * keep(c, head.first_row(c) + i, key) : 0.f;
+        const float e = math::exp(s[r][n] - shift);
+        s[r][n] = j + t.x + side * n < seen ? e : 0.f;
+        sum += s[r][n];
       }
       total[r] = total[r] * shrink + row_sum(sum);
 #pragma unroll
       for (int d = 0; d < Width / side; ++d) out[r][d] *= shrink;
     }
+    for_scores<N>(c, head.first_row(c), first, j, [&](int r, int n, bool seen, float kept) {
+      p(t.y + side * r, t.x + side * n) = seen ? s[r][n] * kept : 0.f;
+    });
     __syncthreads();
     add_products<N, Tile>(v, p, out);
   }
@@ -247,25 +279,23 @@ __device__ void score_gradients(const AttentionGradCall& g, std::int64_t first_r
   float s[N][N], dp[N][N];
   dots(q, k, s);
   dots(go, v, dp);
+  float delta[N];
 #pragma unroll
   for (int r = 0; r < N; ++r) {
-    const int i = first + t.y + side * r, seen = i < c.queries ? keys_seen(c, i) : 0;
+    const int i = first + t.y + side * r;
+    const bool sees = i < c.queries && keys_seen(c, i) > 0;
     const std::int64_t row = first_row + i;
-    const float shift = seen > 0 ? finite(c.logsumexp[row]) : 0.f, delta = seen > 0 ? g.delta[row] : 0.f;
-    const float top = seen > 0 && c.tops != nullptr ? finite(c.tops[row]) : 0.f;
+    const float shift = sees ? finite(c.logsumexp[row]) : 0.f;
+    const float top = sees && c.tops != nullptr ? finite(c.tops[row]) : 0.f;
+    delta[r] = sees ? g.delta[row] : 0.f;
 #pragma unroll
-    for (int n = 0; n < N; ++n) {
-      const int key = j + t.x + side * n;
-      float weight = 0, slope = 0;
-      if (key < seen) {
-        const float e = math::exp(biased(s[r][n] * c.scale, bias[r][n]) - top - shift);
-        const float kept = keep(c, row, key);
-        weight = e * kept;
-        slope = e * (dp[r][n] * kept - delta);
-      }
-      store(t.y + side * r, t.x + side * n, weight, slope);
-    }
+    for (int n = 0; n < N; ++n) s[r][n] = math::exp(biased(s[r][n] * c.scale, bias[r][n]) - top - shift);
   }
+  for_scores<N>(c, first_row, first, j, [&](int r, int n, bool seen, float kept) {
+    const float e = s[r][n];
+    store(t.y + side * r, t.x + side * n, seen ? e * kept : 0.f,
+          seen ? e * (dp[r][n] * kept - delta[r]) : 0.f);
+  });
 }
 
 template <int Width, int Tile>
@@ -278,8 +308,8 @@ __global__ void __launch_bounds__(block, blocks_at_once(Width))
   const AttentionCall& c = g.forward;
   const HeadIndex shared = HeadIndex::sharing(c, blockIdx.x / key_tiles);
   const int j = static_cast<int>(blockIdx.x % key_tiles) * Tile, count = min(Tile, c.keys - j);
-  k.load(shared.shared_rows<const float>(c, c.k), c.k.row, j, count, Tile, c.width);
-  v.load(shared.shared_rows<const float>(c, c.v), c.v.row, j, count, Tile, c.width);
+  k.template load<Tile>(shared.shared_rows<const float>(c, c.k), c.k.row, j, count, c.width);
+  v.template load<Tile>(shared.shared_rows<const float>(c, c.v), c.v.row, j, count, c.width);
   float gk[N][Width / side] = {}, gv[N][Width / side] = {};
   const int begin = first_query(c, j) / Tile * Tile;
   for (int sharer = 0; sharer < c.group; ++sharer) {
@@ -290,8 +320,8 @@ __global__ void __launch_bounds__(block, blocks_at_once(Width))
       float bias[N][N];
       if (!biases_of(mask, first, j, bias)) continue;
       __syncthreads();
-      q.load(head.rows<const float>(c.q), c.q.row, first, here, Tile, c.width);
-      go.load(head.rows<const float>(g.go), g.go.row, first, here, Tile, c.width);
+      q.template load<Tile>(head.rows<const float>(c.q), c.q.row, first, here, c.width);
+      go.template load<Tile>(head.rows<const float>(g.go), g.go.row, first, here, c.width);
       __syncthreads();
       score_gradients<Width, Tile>(g, head.first_row(c), first, j, bias, q, k, go, v,
                                    [&](int i, int key, float weight, float slope) {
@@ -322,16 +352,16 @@ __global__ void __launch_bounds__(block, blocks_at_once(Width))
   const int first = (row_tiles - 1 - static_cast<int>(blockIdx.x % row_tiles)) * Tile;
   const int count = min(Tile, c.queries - first), end = keys_seen(c, first + count - 1);
   const HeadMask mask(c, head);
-  q.load(head.rows<const float>(c.q), c.q.row, first, count, Tile, c.width);
-  go.load(head.rows<const float>(g.go), g.go.row, first, count, Tile, c.width);
+  q.template load<Tile>(head.rows<const float>(c.q), c.q.row, first, count, c.width);
+  go.template load<Tile>(head.rows<const float>(g.go), g.go.row, first, count, c.width);
   float gq[N][Width / side] = {};
   for (int j = 0; j < end; j += Tile) {
     const int here = min(Tile, c.keys - j);
     float bias[N][N];
     if (!biases_of(mask, first, j, bias)) continue;
     __syncthreads();
-    k.load(head.shared_rows<const float>(c, c.k), c.k.row, j, here, Tile, c.width);
-    v.load(head.shared_rows<const float>(c, c.v), c.v.row, j, here, Tile, c.width);
+    k.template load<Tile>(head.shared_rows<const float>(c, c.k), c.k.row, j, here, c.width);
+    v.template load<Tile>(head.shared_rows<const float>(c, c.v), c.v.row, j, here, c.width);
     __syncthreads();
     score_gradients<Width, Tile>(g, head.first_row(c), first, j, bias, q, k, go, v,
                                  [&](int i, int key, float, float slope) { ds(i, key) = slope; });
