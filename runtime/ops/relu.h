@@ -12,7 +12,7 @@ struct Relu : Functor<"relu", 1, number_dtypes> {
   template <class T>
   constexpr T operator()(T x) const {
     using math::where;
-    return where(x < T(0), T(0), x);
+    return where(x <= T(0), T(0), x);  // -0 gives 0; NaN stays
   }
   template <class T>
   constexpr T grad_a(T gy, T, T y) const {
