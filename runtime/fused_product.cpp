@@ -4,6 +4,7 @@
 
 #include "runtime/apply.h"
 #include "runtime/ops.h"
+#include "runtime/ops/relu.h"
 
 namespace sherd::ops {
 namespace {
@@ -15,9 +16,14 @@ std::atomic<TakesRegion>& takes_of(DeviceType device) {
 
 }  // namespace
 
-bool takes_region(const AnyOp& product, SpecSpan in, DeviceType device) {
+bool is_relu(const Region& region) {
+  return region.members.size() == 1 && region.inputs.size() == 1 && region.results.size() == 1 &&
+         &region.members[0].op->kernels() == &kernel_row<Relu>() && !region.members[0].op->mutating();
+}
+
+bool takes_region(const AnyOp& product, SpecSpan in, const Region& region, DeviceType device) {
   const TakesRegion takes = takes_of(device).load(std::memory_order_acquire);
-  return takes != nullptr && takes(product, in);
+  return takes != nullptr && takes(product, in, region);
 }
 void set_takes_region(DeviceType device, TakesRegion takes) {
   takes_of(device).store(takes, std::memory_order_release);

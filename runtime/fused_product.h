@@ -1,4 +1,4 @@
-// A small product of matrices and the elementwise ops behind it as one op, which a pass makes of them.
+// A product of matrices and the elementwise ops behind it as one op, which a pass makes of them.
 #pragma once
 
 #include <atomic>
@@ -8,11 +8,15 @@
 
 namespace sherd::ops {
 
-/// Whether a device has a kernel for this product of such inputs that goes on with a region.
-using TakesRegion = bool (*)(const AnyOp& product, SpecSpan in);
-SHERD_API bool takes_region(const AnyOp& product, SpecSpan in, DeviceType device);
+/// Whether a device has a kernel for this product of such inputs that goes on with the region, which reads it
+/// alone.
+using TakesRegion = bool (*)(const AnyOp& product, SpecSpan in, const Region& region);
+SHERD_API bool takes_region(const AnyOp& product, SpecSpan in, const Region& region, DeviceType device);
 /// A back end that has one says so.
 SHERD_API void set_takes_region(DeviceType device, TakesRegion takes);
+
+/// Whether a region is ReLU of its one input and nothing else.
+SHERD_API bool is_relu(const Region& region);
 
 /// A product, and the region that alone reads its result, of elementwise ops over the result's rows.
 struct ProductRegion {

@@ -24,6 +24,7 @@ CublasLt load_all() {
   library.load("cublasLtMatmulPreferenceDestroy", lt.preference_destroy);
   library.load("cublasLtMatmulPreferenceSetAttribute", lt.preference_set);
   library.load("cublasLtMatmulAlgoGetHeuristic", lt.heuristic);
+  library.load("cublasLtMatmulAlgoCheck", lt.algorithm_check);
   library.load("cublasLtMatmul", lt.matmul);
   library.load("cublasLtGetStatusString", lt.status_string);
   return lt;

@@ -20,6 +20,7 @@ struct CublasLt {
   decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy;
   decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
+  decltype(&cublasLtMatmulAlgoCheck) algorithm_check;
   decltype(&cublasLtMatmul) matmul;
   decltype(&cublasLtGetStatusString) status_string;
 };

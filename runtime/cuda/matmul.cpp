@@ -54,9 +54,45 @@ SmallFactors small_factors(const Factors& f) {
           raw_or_null(add.residual)};
 }
 
-void multiply(const Factors& factors, const Tensor& c) {
+namespace {
+
+/// `factors.shape` with all that decides which algorithm is right.
+ProductShape whole_shape(const Factors& factors, const Tensor& c) {
   const auto& [shape, a, b, add] = factors;
   ProductShape s = shape;
+  s.dtype = c.dtype();
+  s.tf32 = takes_tf32(s.dtype);
+  s.transpose_a = a.transposed;
+  s.transpose_b = b.transposed;
+  s.lda = a.ld;
+  s.ldb = b.ld;
+  s.stride_a = a.batch_step;
+  s.stride_b = b.batch_step;
+  s.align_a = alignment_of(a.data);
+  s.align_b = alignment_of(b.data);
+  s.align_c = alignment_of(c.raw());
+  // The library adds no bias to f64.
+  s.bias = add.bias.defined() && s.dtype != DType::f64;
+  s.residual = add.residual.defined() && alignment_of(add.residual.raw()) >= s.align_c;
+  return s;
+}
+
+/// Where the matrices lie from the `first` of a batch on.
+ProductData data_from(std::int64_t first, const ProductShape& s, const Factors& factors, const Tensor& c) {
+  const auto from = [&](auto* data, std::int64_t step) {
+    return data != nullptr ? data + first * step * size_of(s.dtype) : nullptr;
+  };
+  const auto& [shape, a, b, add] = factors;
+  const std::int64_t step = s.m * s.n;
+  return {from(bytes(a.data), s.stride_a), from(bytes(b.data), s.stride_b), s.bias ? add.bias.raw() : nullptr,
+          s.residual ? from(bytes(add.residual.raw()), step) : nullptr, from(bytes(c.raw()), step)};
+}
+
+}  // namespace
+
+void multiply(const Factors& factors, const Tensor& c) {
+  const Addends& add = factors.add;
+  ProductShape s = factors.shape;
   DeviceState& state = state_of(c.device());
   if (SmallProduct::fits(s.m, s.n, s.k, s.batch)) {
     launch_small_product({c.dtype(), small_factors(factors), s.batch, c.raw(), state.stream()});
@@ -66,37 +102,25 @@ void multiply(const Factors& factors, const Tensor& c) {
     check_cuda(cudaMemsetAsync(c.raw(), 0, static_cast<std::size_t>(c.spec().bytes()), state.stream()),
                "matmul");
   } else {
-    s.dtype = c.dtype();
-    s.tf32 = takes_tf32(s.dtype);
-    s.transpose_a = a.transposed;
-    s.transpose_b = b.transposed;
-    s.lda = a.ld;
-    s.ldb = b.ld;
-    s.stride_a = a.batch_step;
-    s.stride_b = b.batch_step;
-    s.align_a = alignment_of(a.data);
-    s.align_b = alignment_of(b.data);
-    s.align_c = alignment_of(c.raw());
-    // The library adds no bias to f64.
-    s.bias = add.bias.defined() && s.dtype != DType::f64;
-    s.residual = add.residual.defined() && alignment_of(add.residual.raw()) >= s.align_c;
-    const std::int64_t batch = s.batch, size = size_of(s.dtype);
+    s = whole_shape(factors, c);
+    const std::int64_t batch = s.batch;
     for (std::int64_t first = 0; first < batch; first += most_matrices) {
       s.batch = std::min(batch - first, most_matrices);
-      const auto from = [&](auto* data, std::int64_t step) {
-        return data != nullptr ? data + first * step * size : nullptr;
-      };
-      const std::int64_t step = s.m * s.n;
-      state.matmul_plans().run(
-          s,
-          {from(bytes(a.data), s.stride_a), from(bytes(b.data), s.stride_b),
-           s.bias ? add.bias.raw() : nullptr, s.residual ? from(bytes(add.residual.raw()), step) : nullptr,
-           from(bytes(c.raw()), step)},
-          state.stream());
+      state.matmul_plans().run(s, data_from(first, s, factors, c), state.stream());
     }
   }
   if (add.bias.defined() && !s.bias) add_(alias(c, c.layout()), add.bias);
   if (add.residual.defined() && !s.residual) add_(alias(c, c.layout()), add.residual);
+}
+
+bool multiply_with_relu(const Factors& factors, const Tensor& c) {
+  ProductShape s = factors.shape;
+  if (SmallProduct::fits(s.m, s.n, s.k, s.batch) || s.k == 0 || s.batch > most_matrices) return false;
+  s = whole_shape(factors, c);
+  if (s.bias != factors.add.bias.defined() || s.residual != factors.add.residual.defined()) return false;
+  s.relu = true;
+  DeviceState& state = state_of(c.device());
+  return state.matmul_plans().run_with_relu(s, data_from(0, s, factors, c), state.stream());
 }
 
 namespace {

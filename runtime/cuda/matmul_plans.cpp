@@ -90,8 +90,10 @@ Operation operation(const ProductShape& s) {
     const std::int8_t fast = 1;
     check_blas(cublaslt().desc_set(made, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast), "operation");
   }
-  if (s.bias) {
-    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+  if (s.bias || s.relu) {
+    const cublasLtEpilogue_t epilogue = !s.relu  ? CUBLASLT_EPILOGUE_BIAS
+                                        : s.bias ? CUBLASLT_EPILOGUE_RELU_BIAS
+                                                 : CUBLASLT_EPILOGUE_RELU;
     check_blas(cublaslt().desc_set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue),
                "operation");
   }
@@ -190,16 +192,20 @@ MatMulPlans::~MatMulPlans() {
   cublaslt().destroy(handle_);
 }
 
+std::unique_ptr<MatMulPlans::Product> MatMulPlans::described(const ProductShape& s) {
+  const cudaDataType_t a = data_type(s.eight_a, s.dtype), b = data_type(s.eight_b, s.dtype);
+  return std::make_unique<Product>(Product{operation(s),
+                                           s.transpose_b ? layout(b, s.k, s.n, s.ldb, s.batch, s.stride_b)
+                                                         : layout(b, s.n, s.k, s.ldb, s.batch, s.stride_b),
+                                           s.transpose_a ? layout(a, s.m, s.k, s.lda, s.batch, s.stride_a)
+                                                         : layout(a, s.k, s.m, s.lda, s.batch, s.stride_a),
+                                           layout(data_type(s.dtype), s.n, s.m, s.n, s.batch, s.m * s.n),
+                                           s.dtype == DType::f64});
+}
+
 MatMulPlans::Product* MatMulPlans::find(const ProductShape& s) {
   if (const auto found = products_.find(s); found != products_.end()) return found->second.get();
-  const cudaDataType_t a = data_type(s.eight_a, s.dtype), b = data_type(s.eight_b, s.dtype);
-  auto made = std::make_unique<Product>(
-      Product{operation(s),
-              s.transpose_b ? layout(b, s.k, s.n, s.ldb, s.batch, s.stride_b)
-                            : layout(b, s.n, s.k, s.ldb, s.batch, s.stride_b),
-              s.transpose_a ? layout(a, s.m, s.k, s.lda, s.batch, s.stride_a)
-                            : layout(a, s.k, s.m, s.lda, s.batch, s.stride_a),
-              layout(data_type(s.dtype), s.n, s.m, s.n, s.batch, s.m * s.n), s.dtype == DType::f64});
+  std::unique_ptr<Product> made = described(s);
   const void* const somewhere = made.get();
   if (s.row_scales)  // an algorithm is chosen for vectors that are there
     for (const auto attribute : {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER})
@@ -217,8 +223,33 @@ MatMulPlans::Product* MatMulPlans::find(const ProductShape& s) {
     if (worth_a_search(s))
       for (int i = 1; i < found; ++i) made->others.push_back(choices[i].algo);
   }
+  return keep(s, std::move(made));
+}
+
+MatMulPlans::Product* MatMulPlans::keep(const ProductShape& s, std::unique_ptr<Product> made) {
   if (products_.size() >= most_products) products_.clear();
   return products_.emplace(s, std::move(made)).first->second.get();
+}
+
+MatMulPlans::Product* MatMulPlans::ready(const ProductShape& s, cudaStream_t stream) {
+  Product* const found = find(s);
+  if (found != nullptr && !found->others.empty()) search(s, *found, stream);
+  return found;
+}
+
+std::unique_ptr<MatMulPlans::Product> MatMulPlans::with_relu(const ProductShape& s, cudaStream_t stream) {
+  ProductShape sum = s;
+  sum.relu = false;
+  const Product* const of_sum = ready(sum, stream);
+  if (of_sum == nullptr) return nullptr;
+  std::unique_ptr<Product> made = described(s);
+  made->algorithm = of_sum->algorithm;
+  cublasLtMatmulHeuristicResult_t result{};
+  const cublasStatus_t status =
+      cublaslt().algorithm_check(handle_, made->operation.get(), made->first.get(), made->second.get(),
+                                 made->result.get(), made->result.get(), &made->algorithm, &result);
+  const bool fits = status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= workspace_bytes;
+  return fits ? std::move(made) : nullptr;
 }
 
 void* MatMulPlans::workspace_of(cudaStream_t stream) {
@@ -282,20 +313,29 @@ void MatMulPlans::search(const ProductShape& s, Product& p, cudaStream_t stream)
   }
 }
 
-void MatMulPlans::run(const ProductShape& s, const ProductData& data, cudaStream_t stream) {
-  Product* const found = find(s);
-  check<NotImplementedError>(
-      found != nullptr,
-      "matmul: cuBLASLt has no algorithm for {} of ({}, {}) times ({}, {}), {} times; move it to cpu",
-      name_of(s.dtype), s.m, s.k, s.k, s.n, s.batch);
-  Product& p = *found;
+void MatMulPlans::start(Product& p, const ProductShape& s, const ProductData& data, cudaStream_t stream) {
   if (s.bias)
     check_blas(cublaslt().desc_set(p.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data.bias,
                                    sizeof data.bias),
                "bias");
-  if (!p.others.empty()) search(s, p, stream);
   if (s.eight_a != EightBits::no) set_scales(p.operation.get(), data.unscale_a, data.unscale_b);
   check_blas(queue(p, p.algorithm, data, stream), "product");
+}
+
+void MatMulPlans::run(const ProductShape& s, const ProductData& data, cudaStream_t stream) {
+  Product* const found = ready(s, stream);
+  check<NotImplementedError>(
+      found != nullptr,
+      "matmul: cuBLASLt has no algorithm for {} of ({}, {}) times ({}, {}), {} times; move it to cpu",
+      name_of(s.dtype), s.m, s.k, s.k, s.n, s.batch);
+  start(*found, s, data, stream);
+}
+
+bool MatMulPlans::run_with_relu(const ProductShape& s, const ProductData& data, cudaStream_t stream) {
+  const auto known = products_.find(s);
+  Product* const found = known != products_.end() ? known->second.get() : keep(s, with_relu(s, stream));
+  if (found != nullptr) start(*found, s, data, stream);
+  return found != nullptr;
 }
 
 }  // namespace sherd::cuda

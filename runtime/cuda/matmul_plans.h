@@ -16,8 +16,8 @@ namespace sherd::cuda {
 /// Whether a factor is 8 bits wide, and how those are read.
 enum class EightBits : std::uint8_t { no, e4m3, e5m2 };
 
-/// C = op(A) op(B) (+ bias) (+ residual), row-major and batched; the numbers that decide which algorithm is
-/// right.
+/// C = op(A) op(B) (+ bias) (+ residual), or ReLU of that, row-major and batched; the numbers that decide
+/// which algorithm is right.
 struct ProductShape {
   DType dtype = DType::f32;  ///< of C, and of factors that are not 8 bits wide
   bool tf32 = false;         ///< f32 factors may be rounded to it
@@ -25,6 +25,7 @@ struct ProductShape {
   bool row_scales = false;  ///< of 8-bit factors: one for each row of C and one for each column, not one each
   bool transpose_a = false, transpose_b = false, bias = false;
   bool residual = false;  ///< a matrix that lies as C does
+  bool relu = false;      ///< C is ReLU of the sum, by the algorithm of the sum alone
   std::int64_t m = 0, n = 0, k = 0, batch = 1;
   std::int64_t lda = 0, ldb = 0;            ///< elements from one stored row to the next; C is dense
   std::int64_t stride_a = 0, stride_b = 0;  ///< from one matrix of the batch to the next
@@ -53,10 +54,19 @@ class MatMulPlans {
   void run(const ProductShape& shape, const ProductData& data, cudaStream_t stream);
   /// Whether the library has an algorithm for it; `run` throws NotImplementedError where it has none.
   bool has(const ProductShape& shape) { return find(shape) != nullptr; }
+  /// The same with `shape.relu`, but false, and nothing queued, where the algorithm takes no ReLU.
+  bool run_with_relu(const ProductShape& shape, const ProductData& data, cudaStream_t stream);
 
  private:
   struct Product;
+  static std::unique_ptr<Product> described(const ProductShape& shape);
+  Product* keep(const ProductShape& shape, std::unique_ptr<Product> made);
   Product* find(const ProductShape& shape);
+  /// The same, searched.
+  Product* ready(const ProductShape& shape, cudaStream_t stream);
+  /// What the algorithm of the sum alone makes of it with ReLU; null where it cannot.
+  std::unique_ptr<Product> with_relu(const ProductShape& shape, cudaStream_t stream);
+  void start(Product& product, const ProductShape& shape, const ProductData& data, cudaStream_t stream);
   cublasStatus_t queue(const Product& product, const cublasLtMatmulAlgo_t& algorithm, const ProductData& data,
                        cudaStream_t stream);
   void* workspace_of(cudaStream_t stream);

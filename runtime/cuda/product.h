@@ -26,6 +26,9 @@ SmallFactors small_factors(const Factors& factors);
 
 /// C = A B of m, n, k and batch as given (`shape`'s other members are found here), into dense `c`.
 void multiply(const Factors& factors, const Tensor& c);
+/// The same, or ReLU of it with the bits that this has of the sum; false, and nothing queued, where that
+/// takes a kernel of its own.
+bool multiply_with_relu(const Factors& factors, const Tensor& c);
 /// What is added, as `multiply` takes it.
 Tensor dense_addend(const Tensor& t);
 

@@ -66,7 +66,7 @@ inline std::size_t products_with_regions(const Program::Impl& program) {
 class TakesAll {
  public:
   explicit TakesAll(DeviceType device) : device_(device) {
-    ops::set_takes_region(device, [](const AnyOp& product, SpecSpan in) {
+    ops::set_takes_region(device, [](const AnyOp& product, SpecSpan in, const ops::Region&) {
       return (product.name() == "matmul" && in[0].shape.rank() == 2) || product.name() == "linear";
     });
   }

@@ -39,7 +39,7 @@ class Joining {
     if (!region || region->results.empty() || std::ranges::count(region->written, true) > 0) return {};
     for (std::uint32_t k = 0; k < traced.in.size(); ++k) {
       const std::optional<std::size_t> product = moves_.maker_for(traced.in[k], i);
-      if (!product || gone_[*product] || !takes_region(*product)) continue;
+      if (!product || gone_[*product] || !takes_region(*product, *region)) continue;
       gone_[*product] = true;
       return one(ops()[*product], traced, region, k);
     }
@@ -47,13 +47,13 @@ class Joining {
   }
 
   /// Whether op `i` is a product whose device has a kernel that goes on with a region.
-  bool takes_region(std::size_t i) const {
+  bool takes_region(std::size_t i, const Region& region) const {
     const TracedOp& product = ops()[i];
     Specs specs;
     for (const TracedTensor& in : product.in)
       specs.push_back(in.storage == TracedTensor::none ? Spec::none()
                                                        : Spec{in.layout.shape, in.dtype, device_of(in)});
-    return ops::takes_region(*product.op, specs, device_of(product.out[0]).type);
+    return ops::takes_region(*product.op, specs, region, device_of(product.out[0]).type);
   }
 
   /// That of a fused op, or of an elementwise one alone; null for others.
