@@ -26,6 +26,9 @@ constexpr std::size_t most_index_bytes = std::size_t{1} << 21, most_index_depth 
 /// Before a tensor's name in a part's metadata. The value says where the tensor's run belongs: its first
 /// element in the whole, and the whole's sizes, with spaces between.
 constexpr std::string_view run_key = "sherd.run.";
+/// Before the name of a tensor of which several groups of ranks have one each. The value: the number of this
+/// one's group, how many there are, and the group in words.
+constexpr std::string_view group_key = "sherd.group.";
 /// In the metadata of a file without an index: the checksum of the file that it was saved beside.
 constexpr std::string_view beside_key = "sherd.saved_beside";
 /// In a part's metadata: the most steps that optimizers took of one of its parameters.
@@ -208,39 +211,92 @@ void SavedState::add_runs(std::size_t part) {
       run.numel = entry.shape[0];
       run.shape = shapes_.emplace_back(numbers.begin() + 1, numbers.end());
     }
+    add_group(run);
     runs_.push_back(run);
   }
 }
 
-/// Runs of one name are one tensor, which they cover without gap or overlap.
+/// Whose tensor of the name a run is of.
+void SavedState::add_group(Run& run) const {
+  const TensorMetadata& notes = parts_[run.part].metadata();
+  const auto note = notes.find(std::string(group_key) + run.entry->name);
+  if (note == notes.end()) return;
+  const std::string_view text = note->second;
+  const char *at = text.data(), *const end = at + text.size();
+  const auto [first_end, first_error] = std::from_chars(at, end, run.group);
+  const bool two = first_error == std::errc() && first_end != end && *first_end == ' ';
+  const auto [last_end, last_error] = std::from_chars(two ? first_end + 1 : end, end, run.groups);
+  if (!two || last_error != std::errc() || run.group < 0 || run.group >= run.groups ||
+      (last_end != end && *last_end != ' '))
+    refuse(folder_ / names_[run.part],
+           fmt::format("tensor '{}' has the note '{}', which does not say of which group of ranks it is",
+                       shown(run.entry->name), shown(text)));
+  if (last_end != end) run.saved_by = text.substr(static_cast<std::size_t>(last_end + 1 - at));
+}
+
+namespace {
+
+/// What names a tensor whose groups have one each.
+std::string of_group(std::string_view name, int group, int groups, std::string_view saved_by) {
+  if (groups == 1) return fmt::format("'{}'", shown(name));
+  return fmt::format("'{}' of group {} of {} ({})", shown(name), group, groups, shown(saved_by));
+}
+
+}  // namespace
+
+void SavedState::refuse_run(const Run& run, const Run& first, std::int64_t expected) const {
+  refuse(
+      folder_ / names_[run.part],
+      fmt::format("does not fit the other parts: {} is {} [{}] from element {} on, expected is {} [{}] from "
+                  "{} on; take all files from one save",
+                  of_group(run.entry->name, run.group, run.groups, run.saved_by), shown(run.entry->dtype),
+                  fmt::join(run.shape, ", "), run.begin, shown(first.entry->dtype),
+                  fmt::join(first.shape, ", "), expected));
+}
+
+/// Runs of one name and group are one tensor, which they cover without gap or overlap.
 void SavedState::tie() {
   std::ranges::sort(runs_, {}, [](const Run& r) {
-    return std::tuple(std::string_view(r.entry->name), r.begin, r.numel, r.part);
+    return std::tuple(std::string_view(r.entry->name), r.group, r.begin, r.numel, r.part);
   });
   for (std::size_t i = 0; i < runs_.size();) {
     const Run& first = runs_[i];
-    SavedTensor tensor{first.entry->name, first.shape, i, 0};
+    SavedTensor tensor{first.entry->name, first.shape, i, 0, first.group, first.groups, first.saved_by};
     std::int64_t at = 0;
-    for (; i < runs_.size() && runs_[i].entry->name == tensor.name; ++i, ++tensor.runs) {
+    for (; i < runs_.size() && runs_[i].entry->name == tensor.name && runs_[i].group == tensor.group;
+         ++i, ++tensor.runs) {
       const Run& run = runs_[i];
-      if (run.begin != at || run.entry->dtype != first.entry->dtype ||
+      if (run.begin != at || run.entry->dtype != first.entry->dtype || run.groups != first.groups ||
           !std::ranges::equal(run.shape, tensor.shape))
-        refuse(folder_ / names_[run.part],
-               fmt::format("does not fit the other parts: '{}' is {} [{}] from element {} on, expected is {} "
-                           "[{}] from {} on",
-                           shown(tensor.name), shown(run.entry->dtype), fmt::join(run.shape, ", "), run.begin,
-                           shown(first.entry->dtype), fmt::join(tensor.shape, ", "), at));
+        refuse_run(run, first, at);
       at += run.numel;  // fits: a file has that many bytes
     }
     if (at != numel_of(tensor.shape))
-      refuse(path(), fmt::format("no part has the elements of '{}' from {} on", shown(tensor.name), at));
+      refuse(path(), fmt::format("no part has the elements of {} from {} on",
+                                 of_group(tensor.name, tensor.group, tensor.groups, tensor.saved_by), at));
     tensors_.push_back(tensor);
+  }
+  check_groups();
+}
+
+/// Of a name of several groups each has a tensor.
+void SavedState::check_groups() const {
+  int expected = 0;
+  for (const SavedTensor& t : tensors_) {
+    if (t.group != expected)
+      refuse(path(), fmt::format("no part has '{}' of group {} of {}", shown(t.name), expected, t.groups));
+    expected = t.group + 1 == t.groups ? 0 : t.group + 1;
+    const bool goes_on = &t != &tensors_.back() && (&t + 1)->name == t.name && (&t + 1)->groups == t.groups;
+    if (goes_on != (expected != 0))
+      refuse(path(), fmt::format("no part has '{}' of group {} of {}", shown(t.name), t.group + 1, t.groups));
   }
 }
 
-const SavedTensor* SavedState::find(std::string_view name) const {
-  const auto found = std::ranges::lower_bound(tensors_, name, {}, &SavedTensor::name);
-  return found == tensors_.end() || found->name != name ? nullptr : &*found;
+const SavedTensor* SavedState::find(std::string_view name, int group) const {
+  auto found = std::ranges::lower_bound(tensors_, name, {}, &SavedTensor::name);
+  if (found == tensors_.end() || found->name != name) return nullptr;
+  if (found->groups > 1) found += group;
+  return &*found;
 }
 
 Tensor SavedState::read(const SavedTensor& tensor, std::int64_t begin, std::int64_t numel) const {
@@ -300,25 +356,29 @@ Signature signature_of(const Path& folder, std::string_view what, FileSystem& fi
   return {std::move(name), std::string(file.header_checksum())};
 }
 
-void write_part(OutputFile& file, const ShardedStateDict& state, int rank, const std::string& beside) {
-  nn::StateDict part;
+void write_part(OutputFile& file, const PartOfState& part) {
+  nn::StateDict written;
   TensorMetadata notes;
-  if (!beside.empty()) notes.emplace(beside_key, beside);
+  if (!part.beside.empty()) notes.emplace(beside_key, part.beside);
   std::int64_t steps = 0;
-  for (const ShardedTensor& t : state) steps = std::max(steps, t.steps);
+  for (const ShardedTensor& t : part.tensors) steps = std::max(steps, t.steps);
   if (steps > 0) notes.emplace(steps_key, std::to_string(steps));
-  for (const ShardedTensor& t : state) {
-    const ShardedTensor share = share_of(t, rank);
+  for (std::size_t i = 0; i < part.tensors.size(); ++i) {
+    const ShardedTensor& t = part.tensors[i];
+    const GroupOfName& group = part.groups[i];
+    const ShardedTensor share = share_of(t, group.is_first ? 0 : 1);
     const std::int64_t numel = share.values.numel();
-    if (numel == t.shape.numel() && (numel > 0 || rank == 0)) {
-      part.emplace_back(t.name, reshape(share.values, t.shape));
-    } else if (numel > 0) {
-      part.emplace_back(t.name, share.values);
+    const bool is_whole = numel == t.shape.numel();
+    if (is_whole ? numel == 0 && !group.is_first : numel == 0) continue;
+    written.emplace_back(t.name, is_whole ? reshape(share.values, t.shape) : share.values);
+    if (!is_whole)
       notes[std::string(run_key) + t.name] =
           fmt::format("{} {}", share.begin, fmt::join(t.shape.begin(), t.shape.end(), " "));
-    }
+    if (group.groups > 1)
+      notes[std::string(group_key) + t.name] =
+          fmt::format("{} {} {}", group.number, group.groups, group.words);
   }
-  nn::write_state(file, part, notes);
+  nn::write_state(file, written, notes);
 }
 
 std::string index_of(const Path& folder, std::span<const std::string_view> what, int ranks,

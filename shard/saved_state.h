@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "nn/state_file.h"
+#include "shard/holders.h"
 #include "shard/sharded_state.h"
 
 namespace sherd::shard {
@@ -22,6 +23,8 @@ struct SavedTensor {
   std::string_view name;
   std::span<const std::int64_t> shape;
   std::size_t first_run = 0, runs = 0;  ///< where its elements are
+  int group = 0, groups = 1;            ///< of ranks, each of which saved another tensor of the name
+  std::string_view saved_by{};          ///< that group in words; empty where all ranks saved it together
 };
 
 /// The model or the optimizer of a checkpoint. Opening reads and checks headers alone: every part is there,
@@ -32,10 +35,10 @@ class SHERD_API SavedState {
   /// is cut or damaged or of another save, and for elements that no part has. `files` lives longer.
   SavedState(FileSystem::Path folder, std::string_view what, FileSystem& files = posix_file_system());
 
-  /// By name.
+  /// By name, those of one name by their groups.
   std::span<const SavedTensor> tensors() const { return tensors_; }
-  /// The tensor of that name, or null.
-  const SavedTensor* find(std::string_view name) const;
+  /// The tensor of that name, of several the one of a group (below `SavedTensor::groups`); or null.
+  const SavedTensor* find(std::string_view name, int group = 0) const;
   /// `numel` elements of a tensor from `begin` on, in one dimension, on the CPU, in the dtype that was saved.
   /// Every part that has some of them is read as far as it has this tensor, and checked: at most as much as
   /// the whole tensor at once. FileError, ValueError for damaged values and for a dtype that the library
@@ -63,11 +66,16 @@ class SHERD_API SavedState {
     std::span<const std::int64_t> shape;  ///< of the whole
     std::size_t part;
     std::int64_t begin, numel;
+    int group = 0, groups = 1;
+    std::string_view saved_by{};
   };
   void open(const std::string& name, FileSystem& files);
   void check_part(const std::string& checksum) const;
   void add_runs(std::size_t part);
+  void add_group(Run& run) const;
   void tie();
+  void check_groups() const;
+  [[noreturn]] void refuse_run(const Run& run, const Run& first, std::int64_t expected) const;
 
   FileSystem::Path folder_;
   bool indexed_, sealed_ = false;
@@ -85,11 +93,17 @@ struct Signature {
 };
 SHERD_API Signature signature_of(const FileSystem::Path& folder, std::string_view what, FileSystem& files);
 
-/// Writes rank `rank`'s part: of what several ranks hold alike its share. Tensors that it has as a whole are
-/// written as they are, others in one dimension with a note of where they belong. Of one rank the optimizer's
-/// file takes the checksum of the model's, `beside`; of several an index has all. Errors as
-/// `nn::write_state`.
-void write_part(OutputFile& file, const ShardedStateDict& state, int rank, const std::string& beside = {});
+/// A rank's part of a state.
+struct PartOfState {
+  ShardedStateDict tensors;
+  std::vector<GroupOfName> groups;  ///< of each
+  /// Of one rank the optimizer's file takes the checksum of the model's; of several an index has all.
+  std::string beside{};
+};
+/// Writes it: of what several ranks hold alike this one's share. Tensors that it has as a whole are written
+/// as they are, others in one dimension with a note of where they belong; where groups have a name each, with
+/// a note of the group. Errors as `nn::write_state`.
+void write_part(OutputFile& file, const PartOfState& part);
 /// The index of the parts in `folder` of each of `what`, whose headers it reads.
 std::string index_of(const FileSystem::Path& folder, std::span<const std::string_view> what, int ranks,
                      FileSystem& files);
