@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <unordered_map>
 
 #include "runtime/context.h"
 #include "runtime/shown.h"
@@ -27,19 +28,33 @@ constexpr std::string_view model_name = "model", optimizer_name = "optimizer";
 /// As one rank finds it: of what each group of ranks has another, its own.
 class SavedSource final : public StateSource {
  public:
+  /// ValueError where two tensors get one name.
   SavedSource(const SavedState& state, const CheckpointPart& part, const NameGroups& groups)
-      : state_(state), part_(part), groups_(groups) {}
-  std::vector<std::string> names() const override {
-    std::vector<std::string> names;
-    for (const SavedTensor& t : state_.tensors())
-      if (t.group == 0) names.emplace_back(t.name);
-    return names;
+      : state_(state), part_(part), groups_(groups) {
+    for (const SavedTensor& t : state_.tensors()) {
+      if (t.group != 0) continue;
+      const std::string name = part.renamed(std::string(t.name));
+      if (name.empty()) continue;
+      const auto [other, is_new] = tensors_.emplace(name, &t);
+      check<ValueError>(is_new, "{}: '{}' and '{}' of the save are both renamed to '{}'", loading,
+                        shown(other->second->name), shown(t.name), shown(name));
+      names_.push_back(name);
+    }
   }
+  std::vector<std::string> names() const override { return names_; }
   std::optional<Shape> shape(const std::string& name) const override {
     const SavedTensor* found = find(name);
-    return found == nullptr ? std::nullopt : std::optional<Shape>(found->shape);
+    return found == nullptr || !state_.why_unread(*found).empty() ? std::nullopt
+                                                                  : std::optional<Shape>(found->shape);
   }
-  std::int64_t steps(const std::string& name) const override { return state_.steps(name); }
+  std::int64_t steps(const std::string& name) const override {
+    const SavedTensor* found = find(name);
+    return found == nullptr ? 0 : state_.steps(found->name);
+  }
+  std::string instead_of(const std::string& name) const override {
+    const SavedTensor* found = find(name);
+    return found == nullptr ? StateSource::instead_of(name) : not_read(state_.why_unread(*found));
+  }
   Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override {
     return state_.read(*find(name), begin, numel);
   }
@@ -56,7 +71,8 @@ class SavedSource final : public StateSource {
   static std::string in_words(std::string_view group) { return group.empty() ? "all ranks" : shown(group); }
   const GroupOfName& group_of(const std::string& name) const { return groups_.of(part_.parameter_of(name)); }
   const SavedTensor* find(const std::string& name) const {
-    const SavedTensor* first = state_.find(name);
+    const auto found = tensors_.find(name);
+    const SavedTensor* first = found == tensors_.end() ? nullptr : found->second;
     if (first == nullptr || first->groups == 1) return first;
     const GroupOfName& here = group_of(name);
     if (here.groups != first->groups)
@@ -65,12 +81,14 @@ class SavedSource final : public StateSource {
           "of that name (this rank's of {}); load it on as many groups",
           loading, shown(name), first->groups, shown(first->saved_by),
           here.groups == 1 ? "there is one" : fmt::format("there are {}", here.groups), in_words(here.words));
-    return state_.find(name, here.number);
+    return first + here.number;
   }
 
   const SavedState& state_;
   const CheckpointPart& part_;
   const NameGroups& groups_;
+  std::vector<std::string> names_;
+  std::unordered_map<std::string, const SavedTensor*> tensors_;  ///< the first group's of each name
 };
 
 /// The groups of each model that parts are of, in the parts' order.
@@ -328,8 +346,8 @@ void stage_parts(std::span<CheckpointPart* const> parts, const Path& folder, con
   });
   check_one_save(saves, key);
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    const std::vector<std::string> unknown = unknown_to_all(parts[i]->unknown(), ranks);
-    naming(paths[i], [&] { check_none_left(loading, unknown, parts[i]->holds()); });
+    std::vector<std::string> unknown = unknown_to_all(parts[i]->unknown(), ranks);
+    naming(paths[i], [&] { parts[i]->take_unknown(std::move(unknown)); });
   }
   // What these refuse they refuse on all ranks: they read the same names, shapes, rates and counts.
   together(ranks, loading, [&] {
@@ -359,10 +377,17 @@ bool is_part_name(std::string_view name) {
   });
 }
 
+namespace {
+
+void check_part_name(std::string_view call, std::string_view part) {
+  check<ValueError>(is_part_name(part), "{}: '{}' is no name of a part, as \"model\" and \"optimizer\" are",
+                    call, shown(part));
+}
+
+}  // namespace
+
 void merge_checkpoint(const Path& folder, const Path& file, std::string_view part, FileSystem& files) {
-  check<ValueError>(is_part_name(part),
-                    "merge_checkpoint: '{}' is no name of a part, as \"model\" and \"optimizer\" are",
-                    shown(part));
+  check_part_name("merge_checkpoint", part);
   const SavedState saved(committed_directory(folder, files), part, files);
   save_safetensors(file, saved.records(), saved.notes(), files);
 }
@@ -392,9 +417,16 @@ void load_checkpoint(nn::Module& model, nn::Optimizer& optimizer, const Path& fo
 }
 
 void load_checkpoint(nn::Module& model, const Path& folder, const Group& ranks, FileSystem& files) {
-  ModelPart values(std::string(model_name), model);
+  load_checkpoint(model, folder, ranks, LoadCheckpointOptions{.files = files});
+}
+
+nn::Mismatch load_checkpoint(nn::Module& model, const Path& from, const Group& ranks,
+                             const LoadCheckpointOptions& options) {
+  check_part_name(loading, options.part);
+  ModelPart values(options, model);
   CheckpointPart* const parts[] = {&values};
-  load_parts(parts, folder, ranks, files);
+  load_parts(parts, from, ranks, options.files);
+  return values.mismatch();
 }
 
 }  // namespace sherd::shard

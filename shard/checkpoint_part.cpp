@@ -17,6 +17,11 @@ ShardedStateDict ModelPart::state(const Group& ranks) const {
   return state;
 }
 
+void ModelPart::take_unknown(std::vector<std::string> names) {
+  if (strict_ == nn::Strict::yes) check_none_left(loading, names, StagedModel::what);
+  mismatch_ = {staged_->mismatch().missing, std::move(names)};
+}
+
 namespace {
 
 /// Whether an entry is of a parameter that has a number in place of a name.

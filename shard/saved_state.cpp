@@ -138,13 +138,14 @@ std::string part_name(std::string_view what, int rank, int ranks) {
 
 Path SavedState::path() const { return folder_ / (indexed_ ? std::string(index_name) : names_[0]); }
 
-SavedState::SavedState(Path folder, std::string_view what, FileSystem& files)
-    : folder_(std::move(folder)), indexed_(files.exists(folder_ / index_name)) {
-  if (!indexed_) {
+SavedState::SavedState(Path from, std::string_view what, FileSystem& files) : folder_(std::move(from)) {
+  if (files.exists(folder_) && !files.is_directory(folder_)) {
+    const std::string name = folder_.filename().string();
+    folder_ = folder_.parent_path();
+    open_whole(name, files);
+  } else if (indexed_ = files.exists(folder_ / index_name); !indexed_) {
     check_there(folder_, what, files);
-    open(part_name(what, 0, 1), files);
-    checksum_ = parts_[0].header_checksum();
-    sealed_ = !checksum_.empty();
+    open_whole(part_name(what, 0, 1), files);
   } else {
     const Index index = read_index(folder_ / index_name, what, files);
     checksum_ = index.own;
@@ -163,6 +164,12 @@ void SavedState::open(const std::string& name, FileSystem& files) {
   names_.push_back(name);
   const Path path = folder_ / name;
   parts_.emplace_back(std::make_unique<BrieflyOpen>(path, files), path.string());
+}
+
+void SavedState::open_whole(const std::string& name, FileSystem& files) {
+  open(name, files);
+  checksum_ = parts_[0].header_checksum();
+  sealed_ = !checksum_.empty();
 }
 
 /// The last part is of this save.
@@ -314,6 +321,11 @@ Tensor SavedState::read(const SavedTensor& tensor, std::int64_t begin, std::int6
       copy_(narrow(all, 0, from - begin, to - from), narrow(piece(run), 0, from - run.begin, to - from));
   }
   return all;
+}
+
+std::string SavedState::why_unread(const SavedTensor& tensor) const {
+  const Run& run = runs_[tensor.first_run];
+  return nn::why_unread(parts_[run.part], *run.entry);
 }
 
 std::int64_t SavedState::steps(std::string_view name) const {

@@ -31,9 +31,10 @@ struct SavedTensor {
 /// complete and of this save, and has the runs of elements that no other has.
 class SHERD_API SavedState {
  public:
-  /// FileError for a file that cannot be read; ValueError, in one line with the file's name, for a part that
-  /// is cut or damaged or of another save, and for elements that no part has. `files` lives longer.
-  SavedState(FileSystem::Path folder, std::string_view what, FileSystem& files = posix_file_system());
+  /// Of a checkpoint's folder, or one file of whole tensors, whatever it is named. FileError for a file that
+  /// cannot be read; ValueError, in one line with the file's name, for a part that is cut or damaged or of
+  /// another save, and for elements that no part has. `files` lives longer.
+  SavedState(FileSystem::Path from, std::string_view what, FileSystem& files = posix_file_system());
 
   /// By name, those of one name by their groups.
   std::span<const SavedTensor> tensors() const { return tensors_; }
@@ -44,6 +45,8 @@ class SHERD_API SavedState {
   /// the whole tensor at once. FileError, ValueError for damaged values and for a dtype that the library
   /// lacks.
   Tensor read(const SavedTensor& tensor, std::int64_t begin, std::int64_t numel) const;
+  /// Why nothing here can hold a tensor of its dtype or dimensions; empty where it can be read.
+  std::string why_unread(const SavedTensor& tensor) const;
   /// That optimizers took of the parameters beside which it was saved; 0 where the files do not say.
   std::int64_t steps(std::string_view name) const;
   /// The file that says what there is: the whole's, or the index.
@@ -70,6 +73,7 @@ class SHERD_API SavedState {
     std::string_view saved_by{};
   };
   void open(const std::string& name, FileSystem& files);
+  void open_whole(const std::string& name, FileSystem& files);
   void check_part(const std::string& checksum) const;
   void add_runs(std::size_t part);
   void add_group(Run& run) const;
@@ -78,7 +82,7 @@ class SHERD_API SavedState {
   [[noreturn]] void refuse_run(const Run& run, const Run& first, std::int64_t expected) const;
 
   FileSystem::Path folder_;
-  bool indexed_, sealed_ = false;
+  bool indexed_ = false, sealed_ = false;
   std::string checksum_;
   std::vector<std::string> names_;  ///< of the parts
   std::vector<SafetensorsFile> parts_;

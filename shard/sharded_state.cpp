@@ -121,8 +121,7 @@ std::string StateSource::instead_of(const std::string& name) const { return nn::
 
 std::string WholeSource::instead_of(const std::string& name) const {
   const auto why = unread_.find(name);
-  return why == unread_.end() ? StateSource::instead_of(name)
-                              : fmt::format("; its file has it, and it was not read: {}", why->second);
+  return why == unread_.end() ? StateSource::instead_of(name) : not_read(why->second);
 }
 
 std::vector<std::string> WholeSource::names() const { return names_; }

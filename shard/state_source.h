@@ -32,6 +32,11 @@ class StateSource {
   virtual std::string whose(const std::string&) const { return {}; }
 };
 
+/// `StateSource::instead_of` of a tensor that no tensor here can hold.
+inline std::string not_read(std::string_view why) {
+  return fmt::format("; its file has it, and it was not read: {}", why);
+}
+
 /// Whole tensors in memory.
 class WholeSource final : public StateSource {
  public:

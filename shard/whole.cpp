@@ -152,6 +152,8 @@ namespace {
 std::string name_in(std::string_view call, const StateSource& from, const std::string& first,
                     std::span<const std::string> names, UsedNames& used) {
   std::vector<std::string> there;
+  used.add(first);
+  for (const std::string& name : names) used.add(name);
   for (const std::string& name : names)
     if (std::ranges::find(there, name) == there.end() && from.shape(name)) there.push_back(name);
   if (there.empty()) return first;
@@ -163,7 +165,6 @@ std::string name_in(std::string_view call, const StateSource& from, const std::s
   for (const std::string& other : std::span(there).subspan(1)) {
     if (!values) values = whole(there[0]);
     nn::check_tied(call, *values, whole(other));
-    used.add(other);
   }
   return there[0];
 }
@@ -195,7 +196,6 @@ StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateS
                       call, name, from.instead_of(name));
     check<ShapeError>(*given == shape, "{}: '{}' has shape {} in the module and {} in the state{}", call,
                       name, shape, *given, from.whose(name));
-    used.add(name);
     const Tensor values = from.read(name, run.begin, run.numel);
     check<DeviceError>(values.device().type != DeviceType::meta,
                        "{}: '{}' is on meta in the state and has no values", call, name);
