@@ -15,6 +15,7 @@
 #include "shard/checkpoint_files.h"
 #include "shard/group.h"
 #include "shard/holders.h"
+#include "shard/part_file.h"
 #include "shard/saved_state.h"
 #include "shard/state_source.h"
 
@@ -377,19 +378,9 @@ bool is_part_name(std::string_view name) {
   });
 }
 
-namespace {
-
 void check_part_name(std::string_view call, std::string_view part) {
   check<ValueError>(is_part_name(part), "{}: '{}' is no name of a part, as \"model\" and \"optimizer\" are",
                     call, shown(part));
-}
-
-}  // namespace
-
-void merge_checkpoint(const Path& folder, const Path& file, std::string_view part, FileSystem& files) {
-  check_part_name("merge_checkpoint", part);
-  const SavedState saved(committed_directory(folder, files), part, files);
-  save_safetensors(file, saved.records(), saved.notes(), files);
 }
 
 void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Path& folder,

@@ -64,10 +64,4 @@ struct LoadCheckpointOptions {
 SHERD_API nn::Mismatch load_checkpoint(nn::Module& model, const FileSystem::Path& from, const Group& ranks,
                                        const LoadCheckpointOptions& options);
 
-/// Writes one part of a checkpoint, which any ranks saved, as one file of whole tensors, as one rank saves
-/// it: for other programs. Needs no model, and holds one tensor at a time, which it reads twice. The file is
-/// the old one or the complete new one whatever happens. Errors as `load_checkpoint` and `save_safetensors`.
-SHERD_API void merge_checkpoint(const FileSystem::Path& folder, const FileSystem::Path& file,
-                                std::string_view part = "model", FileSystem& files = posix_file_system());
-
 }  // namespace sherd::shard

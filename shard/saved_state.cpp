@@ -11,6 +11,8 @@
 #include "runtime/io/foreign.h"
 #include "runtime/ops.h"
 #include "runtime/shown.h"
+#include "shard/part_file.h"
+#include "shard/partition.h"
 #include "shard/state_source.h"
 
 namespace sherd::shard {
@@ -132,6 +134,17 @@ void check_there(const Path& folder, std::string_view what, FileSystem& files) {
 
 }  // namespace
 
+namespace {
+
+/// Also by a link.
+bool is_file(const Path& path, FileSystem& files) {
+  const std::filesystem::file_type type = files.type(path);
+  return type == std::filesystem::file_type::regular ||
+         (type == std::filesystem::file_type::symlink && !files.exists(path / "."));
+}
+
+}  // namespace
+
 std::string part_name(std::string_view what, int rank, int ranks) {
   return ranks == 1 ? fmt::format("{}.safetensors", what) : fmt::format("{}.rank-{}.safetensors", what, rank);
 }
@@ -139,7 +152,7 @@ std::string part_name(std::string_view what, int rank, int ranks) {
 Path SavedState::path() const { return folder_ / (indexed_ ? std::string(index_name) : names_[0]); }
 
 SavedState::SavedState(Path from, std::string_view what, FileSystem& files) : folder_(std::move(from)) {
-  if (files.exists(folder_) && !files.is_directory(folder_)) {
+  if (is_file(folder_, files)) {
     const std::string name = folder_.filename().string();
     folder_ = folder_.parent_path();
     open_whole(name, files);
@@ -338,18 +351,33 @@ std::int64_t SavedState::steps(std::string_view name) const {
   return number.size() == 1 ? number[0] : 0;
 }
 
-std::vector<TensorRecord> SavedState::records() const {
+void SavedState::read_whole(const SavedTensor& tensor, std::span<std::byte> into) const {
+  std::size_t at = 0;  // runs are in order and touch
+  for (const Run& run : std::span(runs_).subspan(tensor.first_run, tensor.runs)) {
+    const auto bytes = static_cast<std::size_t>(run.entry->bytes);
+    parts_[run.part].read(*run.entry, into.subspan(at, bytes));
+    at += bytes;
+  }
+}
+
+std::vector<TensorRecord> SavedState::records(std::optional<int> group) const {
   std::vector<TensorRecord> records;
   for (const SavedTensor& t : tensors_) {
-    const std::int64_t numel = Shape(t.shape).numel();
+    if (t.groups > 1) {
+      check<ValueError>(group && *group >= 0 && *group < t.groups,
+                        "checkpoint: '{}': '{}' is {} tensors, one of each group of ranks (the first of {}), "
+                        "and {}; name one group of 0 to {}",
+                        shown(path().string(), 300), shown(t.name), t.groups, shown(t.saved_by),
+                        group ? fmt::format("{} is the number of none", *group) : "one is written",
+                        t.groups - 1);
+      if (t.group != *group) continue;
+    }
+    const Run& first = runs_[t.first_run];
     records.push_back({std::string(t.name),
-                       read(t, 0, 0).dtype(),
+                       parts_[first.part].dtype_of(*first.entry),
                        {t.shape.begin(), t.shape.end()},
                        {},
-                       [this, &t, numel](std::span<std::byte> into) {
-                         const Tensor values = read(t, 0, numel);
-                         std::copy_n(values.raw(), into.size(), into.begin());
-                       }});
+                       [this, &t](std::span<std::byte> into) { read_whole(t, into); }});
   }
   return records;
 }
@@ -368,10 +396,56 @@ Signature signature_of(const Path& folder, std::string_view what, FileSystem& fi
   return {std::move(name), std::string(file.header_checksum())};
 }
 
+namespace {
+
+/// Says of a part's tensor where its elements belong.
+void add_run_note(TensorMetadata& notes, const std::string& name, std::int64_t begin, const Shape& whole) {
+  notes[std::string(run_key) + name] =
+      fmt::format("{} {}", begin, fmt::join(whole.begin(), whole.end(), " "));
+}
+
+/// The part of a whole tensor's elements that a rank has of those cut along their rows.
+OwnedPart rows_of(const Shape& whole, const RankOfGroup& me) {
+  if (whole.rank() == 0 || whole.numel() == 0 || me.ranks == 1)
+    return {.numel = me.rank == 0 ? whole.numel() : 0};
+  return Partition::per_parameter({&whole, 1}, me.ranks).part(0, me.rank);
+}
+
+}  // namespace
+
+TensorMetadata notes_beside(TensorMetadata notes, const std::string& checksum) {
+  if (!checksum.empty()) notes.emplace(beside_key, checksum);
+  return notes;
+}
+
+void write_rows(OutputFile& file, std::span<const TensorRecord> tensors, const RankOfGroup& me,
+                TensorMetadata notes) {
+  std::vector<TensorRecord> rows;
+  for (const TensorRecord& t : tensors) {
+    const Shape whole(std::span(t.shape));
+    const OwnedPart own = rows_of(whole, me);
+    if (own.numel == whole.numel()) {
+      if (own.numel > 0 || me.rank == 0) rows.push_back(t);
+      continue;
+    }
+    if (own.numel == 0) continue;
+    const std::size_t size = size_of(t.dtype), all = size * static_cast<std::size_t>(whole.numel());
+    rows.push_back({t.name, t.dtype, {own.numel}, {}, [&t, own, size, all](std::span<std::byte> into) {
+                      std::vector<std::byte> values(t.read ? all : 0);
+                      if (t.read) t.read(values);
+                      const std::span<const std::byte> from = t.read ? values : t.bytes;
+                      std::ranges::copy(
+                          from.subspan(size * static_cast<std::size_t>(own.in_parameter), into.size()),
+                          into.begin());
+                    }});
+    add_run_note(notes, t.name, own.in_parameter, whole);
+  }
+  write_safetensors(file, rows, notes);
+}
+
 void write_part(OutputFile& file, const PartOfState& part) {
   nn::StateDict written;
-  TensorMetadata notes;
-  if (!part.beside.empty()) notes.emplace(beside_key, part.beside);
+  TensorMetadata notes = notes_beside({}, part.beside);
   std::int64_t steps = 0;
   for (const ShardedTensor& t : part.tensors) steps = std::max(steps, t.steps);
   if (steps > 0) notes.emplace(steps_key, std::to_string(steps));
@@ -383,9 +457,7 @@ void write_part(OutputFile& file, const PartOfState& part) {
     const bool is_whole = numel == t.shape.numel();
     if (is_whole ? numel == 0 && !group.is_first : numel == 0) continue;
     written.emplace_back(t.name, is_whole ? reshape(share.values, t.shape) : share.values);
-    if (!is_whole)
-      notes[std::string(run_key) + t.name] =
-          fmt::format("{} {}", share.begin, fmt::join(t.shape.begin(), t.shape.end(), " "));
+    if (!is_whole) add_run_note(notes, t.name, share.begin, t.shape);
     if (group.groups > 1)
       notes[std::string(group_key) + t.name] =
           fmt::format("{} {} {}", group.number, group.groups, group.words);

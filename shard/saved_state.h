@@ -2,13 +2,13 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "nn/state_file.h"
-#include "shard/holders.h"
 #include "shard/sharded_state.h"
 
 namespace sherd::shard {
@@ -56,9 +56,12 @@ class SHERD_API SavedState {
   /// That of the file which `path` names. It follows from all that was saved, and so is the save's; empty
   /// without checksums.
   std::string_view checksum() const { return checksum_; }
+  /// All of the tensor into as many bytes, straight from the parts. Errors as `read`.
+  void read_whole(const SavedTensor& tensor, std::span<std::byte> into) const;
   /// All of it as records that are read when they are asked for, while this is there, and what a file of them
-  /// notes.
-  std::vector<TensorRecord> records() const;
+  /// notes. Of what several groups of ranks have each the tensors of one: ValueError without it, or for a
+  /// number that is none of theirs.
+  std::vector<TensorRecord> records(std::optional<int> group = {}) const;
   TensorMetadata notes() const;
   /// ValueError unless this optimizer was saved beside that model, as far as their files say.
   void check_beside(const SavedState& model) const;
@@ -96,20 +99,5 @@ struct Signature {
   std::string file, checksum;
 };
 SHERD_API Signature signature_of(const FileSystem::Path& folder, std::string_view what, FileSystem& files);
-
-/// A rank's part of a state.
-struct PartOfState {
-  ShardedStateDict tensors;
-  std::vector<GroupOfName> groups;  ///< of each
-  /// Of one rank the optimizer's file takes the checksum of the model's; of several an index has all.
-  std::string beside{};
-};
-/// Writes it: of what several ranks hold alike this one's share. Tensors that it has as a whole are written
-/// as they are, others in one dimension with a note of where they belong; where groups have a name each, with
-/// a note of the group. Errors as `nn::write_state`.
-void write_part(OutputFile& file, const PartOfState& part);
-/// The index of the parts in `folder` of each of `what`, whose headers it reads.
-std::string index_of(const FileSystem::Path& folder, std::span<const std::string_view> what, int ranks,
-                     FileSystem& files);
 
 }  // namespace sherd::shard

@@ -19,6 +19,7 @@
 #include "shard/data_parallel.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer_state.h"
+#include "shard/part_file.h"
 #include "shard/saved_state.h"
 #include "tests/catch.h"
 #include "tests/counting_file_system.h"
