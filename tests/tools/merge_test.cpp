@@ -1,4 +1,4 @@
-// `sherd merge`: one file of what any ranks saved.
+// `sherd merge` and `sherd split`: what any ranks saved in other forms, and back.
 #include "tools/merge.h"
 
 #include "nn/pretrained.h"
@@ -104,7 +104,7 @@ TEST_CASE("what becomes no folder and no checkpoint is one line, and nothing is 
   REQUIRE(run(folder, with(trains, {"two", "--ranks", "2"})) == 0);
   REQUIRE(run(folder, {"merge", "two"}) == 0);
   REQUIRE(run(folder, {"split", "model.safetensors", "--ranks", "2", "--out", "alone"}) == 0);
-  const auto before = contents(folder.path());
+  const auto before = contents(folder / "two"), before_alone = contents(folder / "alone");
   const std::pair<Arguments, std::string> refusals[] = {
       {{"merge", "two", "--pretrained", "--out", "two"}, "--out"},
       {{"merge", "two", "--pretrained", "--out", "two/step-2/new"}, "--out"},
@@ -127,5 +127,7 @@ TEST_CASE("what becomes no folder and no checkpoint is one line, and nothing is 
     CHECK(std::ranges::count(refused.err(), '\n') == 1);
     CHECK_THAT(refused.err(), ContainsSubstring(named));
   }
-  CHECK((contents(folder.path()) == before));
+  CHECK((contents(folder / "two") == before));
+  CHECK((contents(folder / "alone") == before_alone));
+  CHECK_FALSE(std::filesystem::exists(folder / "new"));
 }
