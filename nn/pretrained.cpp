@@ -271,7 +271,7 @@ class Loader {
   /// a strict `load`.
   std::vector<TensorRecord> records(DType dtype) {
     find(members_of(model_, dialect_));
-    refuse("nothing was read");
+    refuse("nothing was read", every_one);
     std::vector<TensorRecord> records;
     for (const Source& source : sources_) {
       const Shape shape = source.parameter.shape();
@@ -304,6 +304,8 @@ class Loader {
     bool transposed = false;
     std::string own;
   };
+
+  static constexpr std::string_view every_one = "all of them are needed";
 
   /// Compares names and headers with the model.
   void find(const std::vector<Member>& members) {
@@ -412,7 +414,7 @@ class Loader {
   void read(const Source& source, DType dtype, std::span<std::byte> into) {
     const NoGrad guard;
     const std::optional<Tensor> values = read(source);
-    if (!values) refuse("reading ended there");
+    if (!values) refuse("reading ended there", every_one);
     copy_(from_blob(into.data(), source.parameter.shape(), dtype), *values);
   }
 
@@ -454,7 +456,8 @@ class Loader {
   }
 
   /// ValueError for what there is to report.
-  void refuse(std::string_view state) const {
+  void refuse(std::string_view state,
+              std::string_view way_out = "pass Strict::no for a report in place of this") const {
     if (report_.complete()) return;
     std::vector<std::string> parts;
     const auto add = [&](std::string_view what, const std::vector<std::string>& names) {
@@ -472,10 +475,9 @@ class Loader {
     add("damaged", damaged);
     add("missing", missing);
     add("unknown", unknown);
-    fail<ValueError>(
-        "load_pretrained: '{}': tensors are {}; {}; pass Strict::no for a report in place of this{}",
-        shown(folder_.string(), 300), fmt::join(parts, ", "), state,
-        report_.missing.empty() ? "" : names_beside(report_.unknown, report_.missing[0]));
+    fail<ValueError>("load_pretrained: '{}': tensors are {}; {}; {}{}", shown(folder_.string(), 300),
+                     fmt::join(parts, ", "), state, way_out,
+                     report_.missing.empty() ? "" : names_beside(report_.unknown, report_.missing[0]));
   }
 
   Module& model_;

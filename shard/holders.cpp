@@ -33,6 +33,20 @@ std::int64_t key_of(std::string_view text) {
   return static_cast<std::int64_t>(std::hash<std::string_view>{}(text) >> 1);
 }
 
+/// Shards and replicas of holders, as all ranks know them.
+using Pair = std::pair<std::int64_t, std::int64_t>;
+
+/// Which ranks of all announced which holders.
+class Announced {
+ public:
+  explicit Announced(const std::vector<std::vector<std::int64_t>>& lists);
+  /// The first rank of those that hold a whole together with `rank`.
+  int first_with(const Pair& holders, int rank) const;
+
+ private:
+  std::vector<std::set<Pair>> pairs_;
+};
+
 namespace {
 
 /// What of a group all of its ranks say alike; 0 for one rank alone.
@@ -40,12 +54,15 @@ std::int64_t key_of_ranks(const Group& group) {
   return group.defined() ? key_of(fmt::format("{}", fmt::join(group.world_ranks(), " "))) : 0;
 }
 
-/// Shards and replicas of holders, as all ranks know them.
-using Pair = std::pair<std::int64_t, std::int64_t>;
 Pair pair_of(const Ranks& holders) { return {key_of_ranks(holders.shard), key_of_ranks(holders.replicas)}; }
 
+bool are_same(const Group& a, const Group& b) {
+  return a == b || (a.defined() && b.defined() && std::ranges::equal(a.world_ranks(), b.world_ranks()));
+}
+
 bool alike(const std::optional<Ranks>& a, const std::optional<Ranks>& b) {
-  return a.has_value() == b.has_value() && (!a || pair_of(*a) == pair_of(*b));
+  return a.has_value() == b.has_value() &&
+         (!a || (are_same(a->shard, b->shard) && are_same(a->replicas, b->replicas)));
 }
 
 /// A name of the module and who holds it.
@@ -86,39 +103,7 @@ std::vector<Held> held_in(nn::Module& module) {
   return held;
 }
 
-/// Which ranks of all announced which holders.
-class Announced {
- public:
-  explicit Announced(const std::vector<std::vector<std::int64_t>>& lists) {
-    for (const auto& list : lists) {
-      std::set<Pair>& pairs = pairs_.emplace_back();
-      for (std::size_t i = 0; i + 1 < list.size(); i += 2) pairs.emplace(list[i], list[i + 1]);
-    }
-  }
-  /// The first rank of those that hold a whole together with `rank`.
-  int first_with(const Pair& holders, int rank) const {
-    const auto& [shards, replicas] = holders;
-    std::set<std::int64_t> of_replicas;  // whose ranks hold all together
-    if (replicas != 0)
-      for (const std::set<Pair>& pairs : pairs_)
-        for (const Pair& pair : pairs)
-          if (pair.second == replicas) of_replicas.insert(pair.first);
-    for (int other = 0; other < rank; ++other)
-      for (const Pair& pair : pairs_[static_cast<std::size_t>(other)]) {
-        if (replicas == 0 && shards != 0 && pair == holders) return other;
-        if (replicas != 0 && shards == 0 && pair == holders) return other;
-        if (replicas != 0 && shards != 0 && pair.second != 0 && of_replicas.contains(pair.first))
-          return other;
-      }
-    return rank;
-  }
-
- private:
-  std::vector<std::set<Pair>> pairs_;
-};
-
-bool are_among(const Ranks& holders, const Group& ranks) {
-  std::set<int> all(ranks.world_ranks().begin(), ranks.world_ranks().end());
+bool are_among(const Ranks& holders, const std::set<int>& all) {
   for (const Group& group : {holders.shard, holders.replicas})
     if (group.defined() &&
         !std::ranges::all_of(group.world_ranks(), [&](int rank) { return all.contains(rank); }))
@@ -132,6 +117,28 @@ int size_of(const Ranks& holders) {
 
 }  // namespace
 
+Announced::Announced(const std::vector<std::vector<std::int64_t>>& lists) {
+  for (const auto& list : lists) {
+    std::set<Pair>& pairs = pairs_.emplace_back();
+    for (std::size_t i = 0; i + 1 < list.size(); i += 2) pairs.emplace(list[i], list[i + 1]);
+  }
+}
+
+int Announced::first_with(const Pair& holders, int rank) const {
+  const std::int64_t replicas = holders.second;
+  std::set<std::int64_t> of_replicas;  // whose ranks hold all together
+  for (const std::set<Pair>& pairs : pairs_)
+    for (const Pair& pair : pairs)
+      if (replicas != 0 && pair.second == replicas) of_replicas.insert(pair.first);
+  const auto is_with = [&](const Pair& pair) {
+    const bool both = holders.first != 0 && holders.second != 0;
+    return both ? pair.second != 0 && of_replicas.contains(pair.first) : pair == holders && pair != Pair();
+  };
+  for (int other = 0; other < rank; ++other)
+    if (std::ranges::any_of(pairs_[static_cast<std::size_t>(other)], is_with)) return other;
+  return rank;
+}
+
 NameGroups::NameGroups(std::string_view call, nn::Module& module, const Group& ranks)
     : rank_(RankOfGroup(ranks).rank), ranks_(RankOfGroup(ranks).ranks) {
   all_.is_first = rank_ == 0;
@@ -142,22 +149,25 @@ NameGroups::NameGroups(std::string_view call, nn::Module& module, const Group& r
     write_back(module);
     held = held_in(module);
   });
-  std::vector<std::int64_t> own;
+  const std::set<int> all_ranks(ranks.world_ranks().begin(), ranks.world_ranks().end());
+  std::set<Pair> own;
   for (auto& [name, holders] : held) {
     if (!holders) continue;
-    if (!are_among(*holders, ranks)) {
+    if (!are_among(*holders, all_ranks)) {
       if (!beyond_) beyond_.emplace(name, *holders);
-      continue;
+    } else if (size_of(*holders) < ranks_) {
+      own.insert(pair_of(*holders));
+      limited_[name] = {.holders = *holders, .words = words_of(*holders)};
     }
-    if (size_of(*holders) == ranks_) continue;
-    const auto [shards, replicas] = pair_of(*holders);
-    own.insert(own.end(), {shards, replicas});
-    limited_[name] = {.holders = *holders, .words = words_of(*holders)};
   }
-  const auto announced = lists_of_all(ranks, own, options);
-  if (std::ranges::all_of(announced, [](const auto& list) { return list.empty(); })) return;
+  std::vector<std::int64_t> numbers;
+  for (const auto& [shards, replicas] : own) numbers.insert(numbers.end(), {shards, replicas});
+  const auto announced = lists_of_all(ranks, numbers, options);
+  if (std::ranges::any_of(announced, [](const auto& list) { return !list.empty(); }))
+    number(Announced(announced), ranks, options);
+}
 
-  const Announced all(announced);
+void NameGroups::number(const Announced& all, const Group& ranks, const CallOptions& options) {
   std::vector<std::int64_t> names;
   for (auto& [name, group] : limited_) {
     group.first = all.first_with(pair_of(group.holders), rank_);

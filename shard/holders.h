@@ -29,6 +29,8 @@ struct GroupOfName {
   std::string words{};    ///< the same, in words; empty where all do
 };
 
+class Announced;
+
 /// Of every parameter and saved buffer of a module. A buffer goes with the parameters of its module, or of
 /// the next one around it that has some.
 class NameGroups {
@@ -42,6 +44,8 @@ class NameGroups {
   void check_complete(std::string_view call) const;
 
  private:
+  void number(const Announced& all, const Group& ranks, const CallOptions& options);
+
   int rank_ = 0, ranks_ = 1;
   GroupOfName all_{};
   std::map<std::string, GroupOfName> limited_{};

@@ -365,3 +365,47 @@ TEST_CASE("a model of which some ranks are left out of the call is not saved, an
   }));
   CHECK_FALSE(std::filesystem::exists(folder / "half"));
 }
+
+TEST_CASE(
+    "groups are told by their order, wherever their dimension is in the mesh, and with replicas in them") {
+  using Mesh = std::pair<std::vector<int>, std::vector<std::string>>;
+  const std::string model = "model", shards = "shards", replicas = "replicas";
+  const Mesh meshes[] = {{{2, 2}, {model, shards}},
+                         {{2, 2}, {shards, model}},
+                         {{2, 2, 2}, {model, replicas, shards}},
+                         {{2, 2, 2}, {replicas, model, shards}},
+                         {{2, 2, 2}, {replicas, shards, model}}};
+  const auto made = [&](const DeviceMesh& mesh, std::uint64_t seed) {
+    manual_seed(seed + static_cast<std::uint64_t>(mesh.coordinate(model)));
+    nn::Linear slice(5, 3);
+    shard::fully_shard(slice,
+                       {.mesh = mesh.dimensions() == 2 ? mesh[shards] : mesh.slice({replicas, shards})});
+    return slice;
+  };
+  const auto world_of = [](const Mesh& mesh) {
+    int ranks = 1;
+    for (const int size : mesh.first) ranks *= size;
+    return ranks;
+  };
+  const TempDirectory folder;
+  for (const Mesh& from : meshes) {
+    CHECK_NOTHROW(run_ranks(world_of(from), [&](World& world) {
+      nn::Linear slice = made(world.mesh(from.first, from.second), 3);
+      shard::save_checkpoint(slice, folder / "saved", world.group());
+    }));
+    for (const Mesh& to : meshes) {
+      INFO("from " << fmt::format("{}", fmt::join(from.second, " ")) << " to "
+                   << fmt::format("{}", fmt::join(to.second, " ")));
+      CHECK_NOTHROW(run_ranks(world_of(to), [&](World& world) {
+        const DeviceMesh mesh = world.mesh(to.first, to.second);
+        nn::Linear slice = made(mesh, 7), expected = made(mesh, 3), other = made(mesh, 9);
+        shard::load_checkpoint(slice, folder / "saved", world.group());
+        shard::load_sharded_state_dict(other, shard::sharded_state_dict(slice), world.group());
+        const nn::StateDict wanted = shard::full_state_dict(expected);
+        for (nn::Linear* loaded : {&slice, &other})
+          for (const auto& [name, tensor] : shard::full_state_dict(*loaded))
+            expect(tensor.to_vector<float>() == wanted.at(name).to_vector<float>(), "another '{}'", name);
+      }));
+    }
+  }
+}

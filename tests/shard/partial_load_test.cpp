@@ -15,6 +15,7 @@
 #include "shard/sharded_state.h"
 #include "tests/catch.h"
 #include "tests/shard/message_on_all.h"
+#include "tests/shard/places.h"
 #include "tests/temp_directory.h"
 
 using namespace sherd;
@@ -38,9 +39,6 @@ struct Net final : nn::Layer<Net> {
   }
 };
 
-enum class Way { plain, rows, flat, zero1 };
-constexpr Way ways[] = {Way::plain, Way::rows, Way::flat, Way::zero1};
-
 Net made(const World& world, Way way, std::uint64_t seed) {
   manual_seed(seed);
   Net net;
@@ -48,10 +46,7 @@ Net made(const World& world, Way way, std::uint64_t seed) {
     const NoGrad guard;
     fill_(net.mean.tensor(), static_cast<double>(seed));
   }
-  shard::Options options{.mesh = world.mesh()};
-  if (way == Way::flat) options.layout = shard::GroupLayout::flat;
-  if (way == Way::zero1) options.strategy = shard::ShardingStrategy::zero1;
-  if (way != Way::plain) shard::fully_shard(net.head, options), shard::fully_shard(net, options);
+  place(net.head, net, world, way);
   return net;
 }
 

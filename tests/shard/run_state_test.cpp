@@ -17,6 +17,7 @@
 #include "shard/optimizer_state.h"
 #include "tests/catch.h"
 #include "tests/shard/message_on_all.h"
+#include "tests/shard/places.h"
 #include "tests/temp_directory.h"
 
 using namespace sherd;
@@ -38,18 +39,10 @@ struct Net final : nn::Layer<Net> {
   }
 };
 
-enum class Way { plain, rows, flat, zero1 };
-constexpr Way ways[] = {Way::plain, Way::rows, Way::flat, Way::zero1};
-
 Net sharded(const World& world, Way way, std::uint64_t seed) {
   manual_seed(seed);
   Net net;
-  if (way == Way::plain) return net;
-  shard::Options options{.mesh = world.mesh()};
-  if (way == Way::flat) options.layout = shard::GroupLayout::flat;
-  if (way == Way::zero1) options.strategy = shard::ShardingStrategy::zero1;
-  shard::fully_shard(net.in, options);
-  shard::fully_shard(net, options);
+  place(net.in, net, world, way);
   return net;
 }
 
