@@ -352,3 +352,42 @@ TEST_CASE("of what groups of a mesh saved each one group is named, by number") {
           expected.weight.local().to_vector<float>());
   }
 }
+
+TEST_CASE("whatever change of a split or a merge fails, what it replaces is the old one or the new one") {
+  const TempDirectory temp;
+  const Path folder = temp / "split", file = temp / "merged";
+  const auto tensors_of = [](float value) {
+    return std::vector<TensorRecord>{{"x", f32, {3, 2}, {}, [value](std::span<std::byte> into) {
+                                        fill_(from_blob(into.data(), {3, 2}, f32), value);
+                                      }}};
+  };
+  const auto write = [&](float value, FileSystem& files) {
+    shard::split_checkpoint({{"model", {tensors_of(value)}}}, folder, 2, files);
+    shard::merge_checkpoint(folder, file, {.files = files});
+  };
+  const auto found = [](const Path& from) {
+    const shard::SavedState saved(committed_directory(from), "model");
+    const std::vector<float> values = saved.read(saved.tensors()[0], 0, 6).to_vector<float>();
+    CHECK((values == std::vector<float>(6, 1) || values == std::vector<float>(6, 2)));
+    return values[0];
+  };
+  CountingFileSystem counting;
+  write(1, counting);
+  REQUIRE(counting.log().size() > 10);
+  for (const Fault fault : all_faults)
+    for (int n = 0; n < static_cast<int>(counting.log().size()) + 8; ++n) {
+      INFO(name_of(fault) << " at change " << n);
+      write(1, posix_file_system());
+      CountingFileSystem files(n, fault);
+      bool threw = false;
+      try {
+        write(2, files);
+      } catch (const FileError&) {
+        threw = true;
+      }
+      files.crash();
+      const float split = found(folder), merged = found(file);
+      CHECK(merged <= split);
+      if (!threw) CHECK(merged == 2);
+    }
+}
