@@ -50,6 +50,7 @@
 #include "runtime/tensor_options.h"
 #include "runtime/timeline.h"
 #include "shard/checkpoint.h"
+#include "shard/convert.h"
 #include "shard/data_parallel.h"
 #include "shard/flat_param_handle.h"
 #include "shard/fsdp.h"

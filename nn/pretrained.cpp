@@ -81,6 +81,7 @@ constexpr Dialect llama_dialect = {
 struct Member {
   Parameter parameter;
   std::vector<Stored> stored;
+  std::vector<std::string> own;  ///< what the model calls it there
 };
 
 /// The parameters of a model, also those that a flat one hides.
@@ -94,8 +95,10 @@ std::vector<Member> members_of(const Module& model, const Dialect& dialect) {
     void param(std::string_view name, Param& member) override {
       if (!member.defined()) return;
       const auto [place, is_new] = places.emplace(member.object().id(), found.size());
-      if (is_new) found.push_back({member.object(), {}});
-      found[place->second].stored.push_back(dialect.stored(prefix + std::string(name)));
+      if (is_new) found.push_back({member.object(), {}, {}});
+      Member& of = found[place->second];
+      of.own.push_back(prefix + std::string(name));
+      of.stored.push_back(dialect.stored(of.own.back()));
     }
     void child(std::string_view name, Module& member) override {
       const std::string outer = prefix;
@@ -264,6 +267,23 @@ class Loader {
     return untied_;
   }
 
+  /// All that the files have for the model, under the model's names, for as long as this lives. Errors as of
+  /// a strict `load`.
+  std::vector<TensorRecord> records(DType dtype) {
+    find(members_of(model_, dialect_));
+    refuse("nothing was read", every_one);
+    std::vector<TensorRecord> records;
+    for (const Source& source : sources_) {
+      const Shape shape = source.parameter.shape();
+      records.push_back({source.own,
+                         dtype,
+                         {shape.begin(), shape.end()},
+                         {},
+                         [this, &source, dtype](std::span<std::byte> into) { read(source, dtype, into); }});
+    }
+    return records;
+  }
+
   LoadReport load() {
     const std::vector<Member> members = members_of(model_, dialect_);
     find(members);
@@ -282,7 +302,10 @@ class Loader {
     std::string name;
     Place place;
     bool transposed = false;
+    std::string own;
   };
+
+  static constexpr std::string_view every_one = "all of them are needed";
 
   /// Compares names and headers with the model.
   void find(const std::vector<Member>& members) {
@@ -303,7 +326,7 @@ class Loader {
         seen = seen || weights_.damaged.contains(name);
         const Place* place = weights_.find(name);
         if (place == nullptr || !used.insert(name).second) continue;
-        Source source{member.parameter, name, *place, stored.transposed};
+        Source source{member.parameter, name, *place, stored.transposed, member.own.front()};
         if (std::exchange(found, true))
           compare(first, source);
         else
@@ -388,6 +411,13 @@ class Loader {
     }
   }
 
+  void read(const Source& source, DType dtype, std::span<std::byte> into) {
+    const NoGrad guard;
+    const std::optional<Tensor> values = read(source);
+    if (!values) refuse("reading ended there", every_one);
+    copy_(from_blob(into.data(), source.parameter.shape(), dtype), *values);
+  }
+
   /// In f32.
   Tensor read_eight_bits(const Source& source, const std::array<float, 256>& numbers) {
     const TensorEntry& entry = *source.place.entry;
@@ -426,7 +456,8 @@ class Loader {
   }
 
   /// ValueError for what there is to report.
-  void refuse(std::string_view state) const {
+  void refuse(std::string_view state,
+              std::string_view way_out = "pass Strict::no for a report in place of this") const {
     if (report_.complete()) return;
     std::vector<std::string> parts;
     const auto add = [&](std::string_view what, const std::vector<std::string>& names) {
@@ -444,10 +475,9 @@ class Loader {
     add("damaged", damaged);
     add("missing", missing);
     add("unknown", unknown);
-    fail<ValueError>(
-        "load_pretrained: '{}': tensors are {}; {}; pass Strict::no for a report in place of this{}",
-        shown(folder_.string(), 300), fmt::join(parts, ", "), state,
-        report_.missing.empty() ? "" : names_beside(report_.unknown, report_.missing[0]));
+    fail<ValueError>("load_pretrained: '{}': tensors are {}; {}; {}{}", shown(folder_.string(), 300),
+                     fmt::join(parts, ", "), state, way_out,
+                     report_.missing.empty() ? "" : names_beside(report_.unknown, report_.missing[0]));
   }
 
   Module& model_;
@@ -495,6 +525,25 @@ Model loaded(Options options, const Path& folder, std::optional<DType> dtype, De
 
 // ---- saving ----
 
+void put(const Tensor& values, std::span<std::byte> into) {
+  const NoGrad guard;
+  copy_(from_blob(into.data(), values.shape(), values.dtype()), to(values, Device::cpu()));
+}
+
+std::vector<TensorRecord> records_of(const StateDict& state) {
+  std::vector<TensorRecord> records;
+  for (const auto& [name, t] : state)
+    records.push_back(
+        {name, t.dtype(), {t.shape().begin(), t.shape().end()}, {}, [&values = t](std::span<std::byte> into) {
+           put(values, into);
+         }});
+  return records;
+}
+
+std::uint64_t bytes_of(const TensorRecord& record) {
+  return static_cast<std::uint64_t>(Shape(std::span(record.shape)).numel()) * size_of(record.dtype);
+}
+
 /// The model's values under the names of files; transposed ones are views.
 StateDict stored_state(const Module& model, const Dialect& dialect) {
   StateDict state;
@@ -523,19 +572,19 @@ void check_replaceable(const Path& folder, FileSystem& files) {
         shown(folder.string(), 300), shown(name));
 }
 
-void save(const StateDict& state, const Path& folder, const json& config,
+void save(std::span<const TensorRecord> tensors, const Path& folder, const json& config,
           const SavePretrainedOptions& options) {
   check<ValueError>(options.max_shard_size > 0, "save_pretrained: max_shard_size is 0, it is 1 byte or more");
   check_replaceable(folder, options.files);
-  std::vector<StateDict> shards;
+  std::vector<std::vector<TensorRecord>> shards;
   std::uint64_t in_shard = 0, in_all = 0;
-  for (const auto& [name, tensor] : state) {
-    const auto bytes = static_cast<std::uint64_t>(tensor.spec().bytes());
+  for (const TensorRecord& tensor : tensors) {
+    const std::uint64_t bytes = bytes_of(tensor);
     if (shards.empty() || in_shard + bytes > options.max_shard_size) {
       shards.emplace_back();
       in_shard = 0;
     }
-    shards.back().emplace_back(name, tensor);
+    shards.back().push_back(tensor);
     in_shard += bytes;
     in_all += bytes;
   }
@@ -545,7 +594,7 @@ void save(const StateDict& state, const Path& folder, const json& config,
   };
   json index = {{"metadata", {{"total_size", in_all}}}, {"weight_map", json::object()}};
   for (std::size_t i = 0; i < shards.size(); ++i)
-    for (const auto& [name, tensor] : shards[i]) index["weight_map"][name] = name_of_shard(i);
+    for (const TensorRecord& tensor : shards[i]) index["weight_map"][tensor.name] = name_of_shard(i);
   const auto text = [](const json& object) {
     return object.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
   };
@@ -554,7 +603,7 @@ void save(const StateDict& state, const Path& folder, const json& config,
       [&](DirectoryWriter& writer) {
         for (std::size_t i = 0; i < shards.size(); ++i)
           writer.add(name_of_shard(i),
-                     [&](OutputFile& file) { write_state(file, shards[i], {{"format", "pt"}}); });
+                     [&](OutputFile& file) { write_safetensors(file, shards[i], {{"format", "pt"}}); });
         if (shards.size() > 1) writer.add(index_file, [&](OutputFile& file) { file.write(text(index)); });
         writer.add(config_file, [&](OutputFile& file) { file.write(text(config)); });
       },
@@ -593,15 +642,121 @@ auto options_of_weights(const Model& model, const StateDict& state, const Dialec
   return options;
 }
 
+json config_from(const SavePretrainedOptions& options) {
+  return options.config_from ? pretrained::read_object(*options.config_from / config_file, options.files)
+                             : json::object();
+}
+
 template <class Model>
 void save_model(const Model& model, const Dialect& dialect, const Path& folder,
                 const SavePretrainedOptions& options) {
   const StateDict state = stored_state(model, dialect);
   const auto described = options_of_weights(model, state, dialect);
-  json from = json::object();
-  if (options.config_from) from = pretrained::read_object(*options.config_from / config_file, options.files);
-  save(state, folder, pretrained::config_of(described, state.front().second.dtype(), std::move(from)),
-       options);
+  const DType dtype = state.front().second.dtype();
+  save(records_of(state), folder, pretrained::config_of(described, dtype, config_from(options)), options);
+}
+
+// ---- without a model ----
+
+/// What kind of model a folder's config.json describes: `f` is called with its options and its dialect.
+template <class F>
+auto with_kind(const Path& folder, FileSystem& files, F&& f) {
+  const json config = pretrained::read_object(folder / config_file, files);
+  const auto type = config.find("model_type");
+  if (type != config.end() && *type == "llama")
+    return f(std::type_identity<Llama>(), llama_options(folder, files), llama_dialect);
+  return f(std::type_identity<Gpt>(), gpt_options(folder, files), gpt_dialect);  // which refuses other types
+}
+
+/// A folder that is read as long as somebody may ask for a tensor.
+template <class Model>
+struct OpenFolder {
+  Path folder;
+  LoadOptions options;
+  Model model;
+  Loader loader;
+  template <class Options>
+  OpenFolder(const Options& of_model, const Dialect& dialect, Path path, FileSystem& files)
+      : folder(std::move(path)),
+        options{Strict::yes, {}, files},
+        model(of_model),
+        loader(model, dialect, folder, options) {}
+};
+
+/// Tensors by what a model calls them.
+class GivenTensors {
+ public:
+  explicit GivenTensors(std::span<const TensorRecord> tensors) {
+    for (const TensorRecord& t : tensors)
+      check<ValueError>(left_.emplace(t.name, &t).second, "save_pretrained: '{}' is there twice",
+                        shown(t.name));
+  }
+  const TensorRecord* find(const Member& member) const {
+    for (const std::string& name : member.own)
+      if (const auto found = left_.find(name); found != left_.end()) return found->second;
+    return nullptr;
+  }
+  bool have_all(const std::vector<Member>& members) const {
+    return std::ranges::all_of(members, [&](const Member& m) { return find(m) != nullptr; });
+  }
+  const TensorRecord& take(const Member& member) {
+    const TensorRecord* found = find(member);
+    check<ValueError>(found != nullptr, "save_pretrained: the tensors lack '{}' of such a model",
+                      member.own.front());
+    check<ValueError>(std::ranges::equal(found->shape, member.parameter.shape()),
+                      "save_pretrained: '{}' has shape [{}], such a model takes {}; give the config.json of "
+                      "the model that it is of",
+                      shown(found->name), fmt::join(found->shape, ", "), member.parameter.shape());
+    for (const std::string& name : member.own) left_.erase(name);
+    return *found;
+  }
+  void check_all_taken() const {
+    check<ValueError>(left_.empty(), "save_pretrained: such a model has no '{}' ({} unknown in all)",
+                      left_.empty() ? "" : shown(left_.begin()->first), left_.size());
+  }
+
+ private:
+  std::map<std::string, const TensorRecord*, std::less<>> left_;
+};
+
+void read_bytes(const TensorRecord& record, std::span<std::byte> into) {
+  if (record.read)
+    record.read(into);
+  else
+    std::ranges::copy(record.bytes, into.begin());
+}
+
+/// As the files have it.
+TensorRecord stored_record(const TensorRecord& own, const Stored& stored) {
+  TensorRecord record{
+      stored.name, own.dtype, own.shape, {}, [&own](std::span<std::byte> into) { read_bytes(own, into); }};
+  if (!stored.transposed) return record;
+  std::swap(record.shape[0], record.shape[1]);
+  record.read = [&own](std::span<std::byte> into) {
+    const Tensor values = empty(Shape(std::span(own.shape)), {own.dtype, Device::cpu()});
+    read_bytes(own, {values.raw(), into.size()});
+    put(transpose(values, 0, 1), into);
+  };
+  return record;
+}
+
+template <class Model, class Options>
+void save_records(Options model, const Dialect& dialect, std::span<const TensorRecord> tensors,
+                  const Path& folder, const SavePretrainedOptions& options) {
+  model.tensor.device = Device::meta();
+  GivenTensors given(tensors);
+  if (const TensorRecord* embedding = given.find(members_of(Model(model), dialect).front());
+      embedding != nullptr && !embedding->shape.empty())
+    vocabulary(model) = embedding->shape[0];
+  Options untied = model;
+  untied.tie_word_embeddings = false;
+  model.tie_word_embeddings =
+      model.tie_word_embeddings && !given.have_all(members_of(Model(untied), dialect));
+  std::vector<TensorRecord> stored;
+  for (const Member& member : members_of(Model(model), dialect))
+    stored.push_back(stored_record(given.take(member), member.stored.front()));
+  given.check_all_taken();
+  save(stored, folder, pretrained::config_of(model, stored.front().dtype, config_from(options)), options);
 }
 
 }  // namespace
@@ -625,6 +780,47 @@ void save_pretrained(const Gpt& model, const Path& folder, const SavePretrainedO
 }
 void save_pretrained(const Llama& model, const Path& folder, const SavePretrainedOptions& options) {
   save_model(model, llama_dialect, folder, options);
+}
+
+void save_pretrained(const GptOptions& model, std::span<const TensorRecord> tensors, const Path& folder,
+                     const SavePretrainedOptions& options) {
+  save_records<Gpt>(model, gpt_dialect, tensors, folder, options);
+}
+void save_pretrained(const LlamaOptions& model, std::span<const TensorRecord> tensors, const Path& folder,
+                     const SavePretrainedOptions& options) {
+  save_records<Llama>(model, llama_dialect, tensors, folder, options);
+}
+void save_pretrained(std::span<const TensorRecord> tensors, const Path& folder,
+                     const SavePretrainedOptions& options) {
+  check<ValueError>(
+      options.config_from.has_value(),
+      "save_pretrained: tensors alone do not say of what model they are; name a folder with its "
+      "config.json as config_from");
+  with_kind(*options.config_from, options.files,
+            [&]<class Model>(std::type_identity<Model>, const auto& model, const Dialect& dialect) {
+              save_records<Model>(model, dialect, tensors, folder, options);
+            });
+}
+
+std::vector<TensorRecord> pretrained_tensors(const Path& folder, FileSystem& files) {
+  return with_kind(
+      folder, files, [&]<class Model>(std::type_identity<Model>, auto options, const Dialect& dialect) {
+        const NoGrad guard;
+        const DType dtype = options.tensor.dtype;
+        options.tensor.device = Device::meta();
+        options.tie_word_embeddings =
+            options.tie_word_embeddings && !has_head_of_its_own(Model(options), folder, files);
+        const auto open = std::make_shared<OpenFolder<Model>>(options, dialect, folder, files);
+        std::vector<TensorRecord> records = open->loader.records(dtype);
+        for (TensorRecord& record : records)
+          record.read = [open, read = std::move(record.read)](std::span<std::byte> into) { read(into); };
+        return records;
+      });
+}
+
+bool is_pretrained(const Path& folder, FileSystem& files) {
+  return files.type(folder) != std::filesystem::file_type::regular && files.exists(folder / config_file) &&
+         pretrained::read_object(folder / config_file, files).contains("model_type");
 }
 
 }  // namespace sherd::nn

@@ -7,11 +7,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "nn/llama.h"
-#include "runtime/io/file_system.h"
+#include "runtime/io/safetensors.h"
 
 namespace sherd::nn {
 
@@ -77,5 +78,25 @@ SHERD_API void save_pretrained(const Gpt& model, const FileSystem::Path& folder,
                                const SavePretrainedOptions& options = {});
 SHERD_API void save_pretrained(const Llama& model, const FileSystem::Path& folder,
                                const SavePretrainedOptions& options = {});
+
+// ---- without a model: one tensor at a time in memory, whatever the model's size ----
+
+/// Writes the folder from whole tensors under the names that a model of these options has for them, which are
+/// read when it is their turn (twice: checksums come before the data). Vocabulary and tie are those of the
+/// tensors. Errors as above; ValueError for tensors that such a model lacks, has besides, or has of other
+/// shapes, before anything is written.
+SHERD_API void save_pretrained(const GptOptions& model, std::span<const TensorRecord> tensors,
+                               const FileSystem::Path& folder, const SavePretrainedOptions& options = {});
+SHERD_API void save_pretrained(const LlamaOptions& model, std::span<const TensorRecord> tensors,
+                               const FileSystem::Path& folder, const SavePretrainedOptions& options = {});
+/// The same of the model that the config.json of `config_from` describes (ValueError without).
+SHERD_API void save_pretrained(std::span<const TensorRecord> tensors, const FileSystem::Path& folder,
+                               const SavePretrainedOptions& options);
+/// A folder's tensors under the names that a model here has for them, in its config.json's dtype, in the
+/// order of the model; each is read when it is asked for. Errors as `load_gpt` and `load_llama`.
+SHERD_API std::vector<TensorRecord> pretrained_tensors(const FileSystem::Path& folder,
+                                                       FileSystem& files = posix_file_system());
+/// Whether there is a folder whose config.json names a kind of model. Errors as of reading that file.
+SHERD_API bool is_pretrained(const FileSystem::Path& folder, FileSystem& files = posix_file_system());
 
 }  // namespace sherd::nn

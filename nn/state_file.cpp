@@ -39,10 +39,7 @@ Tensor load_tensor(const SafetensorsFile& file, const TensorEntry& entry) {
   return tensor;
 }
 
-namespace {
-
-/// Why no tensor of the library can hold that one; empty where one can. Damage is not meant.
-std::string unknown_in(const SafetensorsFile& file, const TensorEntry& entry) {
+std::string why_unread(const SafetensorsFile& file, const TensorEntry& entry) {
   if (entry.shape.size() > static_cast<std::size_t>(max_rank))
     return fmt::format("'{}' has {} dimensions, at most {} are supported", shown(entry.name),
                        entry.shape.size(), max_rank);
@@ -54,13 +51,11 @@ std::string unknown_in(const SafetensorsFile& file, const TensorEntry& entry) {
   return {};
 }
 
-}  // namespace
-
 StateDict load_state(const FileSystem::Path& path, FileSystem& files) {
   const SafetensorsFile file(path, files);
   StateDict state;
   for (const TensorEntry& entry : file.entries()) {
-    if (std::string why = unknown_in(file, entry); why.empty()) {
+    if (std::string why = why_unread(file, entry); why.empty()) {
       state.emplace_back(entry.name, load_tensor(file, entry));
     } else {
       write_log(LogLevel::warning, "load_state: left out, as nothing here can hold it: {}", why);

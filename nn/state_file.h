@@ -16,6 +16,8 @@ SHERD_API void save_state(const FileSystem::Path& path, const StateDict& state,
 /// Reads one tensor of an open file onto the CPU and nothing else of the file. ShapeError for more than eight
 /// dimensions, ValueError for a dtype that the library lacks and for damaged values, FileError.
 SHERD_API Tensor load_tensor(const SafetensorsFile& file, const TensorEntry& entry);
+/// Why no tensor of the library can hold that one, though it is sound; empty where one can.
+std::string why_unread(const SafetensorsFile& file, const TensorEntry& entry);
 /// Reads all tensors of a safetensors file onto the CPU, PyTorch's too. Those of a dtype that the library
 /// lacks are left out, with a line in the log, and are refused by name when they are asked for
 /// (`StateDict::unread`). Errors as `SafetensorsFile` and `load_tensor`.

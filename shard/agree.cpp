@@ -1,5 +1,6 @@
 #include "shard/agree.h"
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <typeinfo>
@@ -131,6 +132,23 @@ std::vector<std::int64_t> of_all_ranks(const Group& ranks, std::span<const std::
   const Tensor all = empty({ranks.size() * mine.numel()}, {DType::i64, Device::cpu()});
   ranks.all_gather(all, mine, options);
   return all.to_vector<std::int64_t>();
+}
+
+std::vector<std::vector<std::int64_t>> lists_of_all(const Group& ranks, std::span<const std::int64_t> own,
+                                                    const CallOptions& options) {
+  const std::int64_t count[] = {std::ssize(own)};
+  const std::vector<std::int64_t> counts = of_all_ranks(ranks, count, options);
+  const auto most = static_cast<std::size_t>(*std::ranges::max_element(counts));
+  std::vector<std::vector<std::int64_t>> lists(counts.size());
+  if (most == 0) return lists;
+  std::vector<std::int64_t> padded(own.begin(), own.end());
+  padded.resize(most);
+  const std::vector<std::int64_t> all = of_all_ranks(ranks, padded, options);
+  for (std::size_t rank = 0; rank < lists.size(); ++rank) {
+    const auto first = all.begin() + static_cast<std::ptrdiff_t>(rank * most);
+    lists[rank].assign(first, first + counts[rank]);
+  }
+  return lists;
 }
 
 std::vector<bool> said_by_any(const Group& ranks, const std::vector<bool>& flags, std::string_view label) {

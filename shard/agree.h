@@ -33,6 +33,10 @@ std::vector<std::uint64_t> together_all(const Group& ranks, std::string_view cal
 std::vector<std::int64_t> of_all_ranks(const Group& ranks, std::span<const std::int64_t> own,
                                        const CallOptions& options);
 
+/// The same of as many numbers as each rank has: a list a rank.
+std::vector<std::vector<std::int64_t>> lists_of_all(const Group& ranks, std::span<const std::int64_t> own,
+                                                    const CallOptions& options);
+
 /// For each of `flags` whether any rank of `ranks` says so, in one call of the gathers' channel; without
 /// ranks what this one says. Collective.
 std::vector<bool> said_by_any(const Group& ranks, const std::vector<bool>& flags, std::string_view label);

@@ -4,13 +4,18 @@
 #include <bit>
 #include <charconv>
 #include <deque>
+#include <map>
 #include <optional>
+#include <set>
+#include <unordered_map>
 
 #include "runtime/context.h"
 #include "runtime/shown.h"
 #include "shard/agree.h"
 #include "shard/checkpoint_files.h"
 #include "shard/group.h"
+#include "shard/holders.h"
+#include "shard/part_file.h"
 #include "shard/saved_state.h"
 #include "shard/state_source.h"
 
@@ -21,25 +26,88 @@ using Path = FileSystem::Path;
 
 constexpr std::string_view model_name = "model", optimizer_name = "optimizer";
 
+/// As one rank finds it: of what each group of ranks has another, its own.
 class SavedSource final : public StateSource {
  public:
-  explicit SavedSource(const SavedState& state) : state_(state) {}
-  std::vector<std::string> names() const override {
-    std::vector<std::string> names;
-    for (const SavedTensor& t : state_.tensors()) names.emplace_back(t.name);
-    return names;
+  /// ValueError where two tensors get one name.
+  SavedSource(const SavedState& state, const CheckpointPart& part, const NameGroups& groups)
+      : state_(state), part_(part), groups_(groups) {
+    for (const SavedTensor& t : state_.tensors()) {
+      if (t.group != 0) continue;
+      const std::string name = part.renamed(std::string(t.name));
+      if (name.empty()) continue;
+      const auto [other, is_new] = tensors_.emplace(name, &t);
+      check<ValueError>(is_new, "{}: '{}' and '{}' of the save are both renamed to '{}'", loading,
+                        shown(other->second->name), shown(t.name), shown(name));
+      names_.push_back(name);
+    }
   }
+  std::vector<std::string> names() const override { return names_; }
   std::optional<Shape> shape(const std::string& name) const override {
-    const SavedTensor* found = state_.find(name);
-    return found == nullptr ? std::nullopt : std::optional<Shape>(found->shape);
+    const SavedTensor* found = find(name);
+    return found == nullptr || !state_.why_unread(*found).empty() ? std::nullopt
+                                                                  : std::optional<Shape>(found->shape);
   }
-  std::int64_t steps(const std::string& name) const override { return state_.steps(name); }
+  std::int64_t steps(const std::string& name) const override {
+    const SavedTensor* found = find(name);
+    return found == nullptr ? 0 : state_.steps(found->name);
+  }
+  std::string instead_of(const std::string& name) const override {
+    const SavedTensor* found = find(name);
+    return found == nullptr ? StateSource::instead_of(name) : not_read(state_.why_unread(*found));
+  }
   Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override {
-    return state_.read(*state_.find(name), begin, numel);
+    return state_.read(*find(name), begin, numel);
+  }
+  std::string whose(const std::string& name) const override {
+    const SavedTensor* found = find(name);
+    const GroupOfName& here = group_of(name);
+    return found == nullptr || (found->groups == 1 && here.words.empty())
+               ? std::string()
+               : fmt::format("; here it is on {}, in the save on {}", in_words(here.words),
+                             in_words(found->saved_by));
   }
 
  private:
+  static std::string in_words(std::string_view group) { return group.empty() ? "all ranks" : shown(group); }
+  const GroupOfName& group_of(const std::string& name) const { return groups_.of(part_.parameter_of(name)); }
+  const SavedTensor* find(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    const SavedTensor* first = found == tensors_.end() ? nullptr : found->second;
+    if (first == nullptr || first->groups == 1) return first;
+    const GroupOfName& here = group_of(name);
+    if (here.groups != first->groups)
+      fail<ValueError>(
+          "{}: '{}' was saved as {} tensors, one of each group of ranks (the first of {}), and here {} "
+          "of that name (this rank's of {}); load it on as many groups",
+          loading, shown(name), first->groups, shown(first->saved_by),
+          here.groups == 1 ? "there is one" : fmt::format("there are {}", here.groups), in_words(here.words));
+    return first + here.number;
+  }
+
   const SavedState& state_;
+  const CheckpointPart& part_;
+  const NameGroups& groups_;
+  std::vector<std::string> names_;
+  std::unordered_map<std::string, const SavedTensor*> tensors_;  ///< the first group's of each name
+};
+
+/// The groups of each model that parts are of, in the parts' order.
+class GroupsOfModels {
+ public:
+  /// Collective.
+  GroupsOfModels(std::string_view call, std::span<CheckpointPart* const> parts, const Group& ranks) {
+    for (const CheckpointPart* part : parts)
+      if (part->model() != nullptr && !of_.contains(part->model()))
+        of_.emplace(part->model(), NameGroups(call, *part->model(), ranks));
+  }
+  const NameGroups& of(const CheckpointPart& part) const { return of_.at(part.model()); }
+  void check_complete(std::string_view call) const {
+    for (const auto& [model, groups] : of_) groups.check_complete(call);
+  }
+
+ private:
+  std::map<const nn::Module*, NameGroups> of_{{nullptr, {}}};
 };
 
 /// A checksum of hexadecimal digits as a number, 0 where there is none.
@@ -52,8 +120,24 @@ std::uint64_t number_of(std::string_view checksum) {
 /// A state to save.
 struct Named {
   const CheckpointPart* part;
-  ShardedStateDict state;
+  PartOfState state;
 };
+
+/// Of a part that has this state, with the groups of its entries. Collective.
+PartOfState part_of_state(const CheckpointPart& part, ShardedStateDict tensors, const NameGroups& groups,
+                          const Group& ranks) {
+  PartOfState state{std::move(tensors), {}};
+  std::vector<std::int64_t> keys;  // of what one rank of several that have it writes
+  const auto has_key = [](const ShardedTensor& t) { return t.replicas == 0 || t.shape.numel() == 0; };
+  for (const ShardedTensor& t : state.tensors) {
+    const GroupOfName& group = state.groups.emplace_back(groups.of(part.parameter_of(t.name)));
+    if (has_key(t)) keys.push_back(key_of(fmt::format("{} {}", group.first, t.name)));
+  }
+  const std::vector<bool> first = first_to_have(ranks, keys, saving);
+  for (std::size_t i = 0, k = 0; i < state.tensors.size(); ++i)
+    if (has_key(state.tensors[i])) state.groups[i].is_first = first[k++];
+  return state;
+}
 
 /// This rank's parts. The only rank's numbers come last, and say beside which files they are; its optimizers
 /// say beside which model.
@@ -61,15 +145,16 @@ void write_parts(const Path& partial, std::span<Named> states, const RankOfGroup
   DirectoryWriter writer(files, partial);
   std::vector<std::pair<const CheckpointPart*, std::string>> written;  // and their checksums
   for (Named& named : states) {
-    std::string beside;
     for (const auto& [part, checksum] : written) {
-      if (named.part->name() == run_name)
-        named.state.push_back(NumbersPart::of_part(part->name(), number_of(checksum)));
+      if (named.part->name() == run_name) {
+        named.state.tensors.push_back(NumbersPart::of_part(part->name(), number_of(checksum)));
+        named.state.groups.push_back({.is_first = true});
+      }
       if (named.part->is_optimizer() && part->is_model() && part->model() == named.part->model())
-        beside = checksum;
+        named.state.beside = checksum;
     }
     writer.add(part_name(named.part->name(), me.rank, me.ranks),
-               [&](OutputFile& file) { write_part(file, named.state, me.rank, beside); });
+               [&](OutputFile& file) { write_part(file, named.state); });
     if (me.ranks == 1 && &named != &states.back())
       written.emplace_back(named.part, signature_of(partial, named.part->name(), files).checksum);
   }
@@ -87,7 +172,7 @@ void finish(PendingDirectory& pending, const Path& partial, std::span<const Name
   }
   for (const Named& named : states) {
     const SavedState written(partial, named.part->name(), options.files);
-    for (const ShardedTensor& t : named.state)
+    for (const ShardedTensor& t : named.state.tensors)
       check<ValueError>(written.find(t.name) != nullptr,
                         "save_checkpoint: the {} ranks of the call do not hold '{}'; give the group of all "
                         "that share the model",
@@ -215,11 +300,14 @@ void save_parts(std::span<CheckpointPart* const> given, const Path& folder, cons
   const std::vector<CheckpointPart*> parts = in_order(given);
   if (parts.back()->name() == run_name) check_alike(parts, ranks, saving);
   for (nn::Module* model : models_of(parts)) check_steps(*model);
+  const GroupsOfModels groups(saving, parts, ranks);
   together(ranks, saving, [&] {
     for (const CheckpointPart* part : parts) part->check_savable();
+    groups.check_complete(saving);
   });
   std::vector<Named> states;
-  for (const CheckpointPart* part : parts) states.push_back({part, part->state(ranks)});
+  for (const CheckpointPart* part : parts)
+    states.push_back({part, part_of_state(*part, part->state(ranks), groups.of(*part), ranks)});
   for (nn::Module* model : models_of(parts)) {
     const bool stepped = std::ranges::any_of(
         parts, [&](const CheckpointPart* part) { return part->is_optimizer() && part->model() == model; });
@@ -231,9 +319,21 @@ void save_parts(std::span<CheckpointPart* const> given, const Path& folder, cons
 
 namespace {
 
+/// Of the names of the save that this rank has no use for those that no rank has.
+std::vector<std::string> unknown_to_all(std::vector<std::string> names, const Group& ranks) {
+  std::vector<std::int64_t> keys;
+  for (const std::string& name : names) keys.push_back(key_of(name));
+  for (const auto& list : lists_of_all(ranks, keys, {.label = std::string(loading)})) {
+    const std::set<std::int64_t> other(list.begin(), list.end());
+    std::erase_if(names, [&](const std::string& name) { return !other.contains(key_of(name)); });
+  }
+  return names;
+}
+
 /// Reads and checks all; then the parts have taken what can still be refused.
 void stage_parts(std::span<CheckpointPart* const> parts, const Path& folder, const Group& ranks,
                  FileSystem& files) {
+  const GroupsOfModels groups(loading, parts, ranks);
   std::vector<Path> paths(parts.size());
   Path key;
   const std::vector<std::uint64_t> saves = together_all(ranks, loading, [&] {
@@ -241,11 +341,15 @@ void stage_parts(std::span<CheckpointPart* const> parts, const Path& folder, con
     key = saved.key().path();
     for (std::size_t i = 0; i < parts.size(); ++i) {
       paths[i] = saved[i].path();
-      naming(paths[i], [&] { parts[i]->stage(SavedSource(saved[i])); });
+      naming(paths[i], [&] { parts[i]->stage(SavedSource(saved[i], *parts[i], groups.of(*parts[i]))); });
     }
     return number_of(saved.key().checksum());
   });
   check_one_save(saves, key);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    std::vector<std::string> unknown = unknown_to_all(parts[i]->unknown(), ranks);
+    naming(paths[i], [&] { parts[i]->take_unknown(std::move(unknown)); });
+  }
   // What these refuse they refuse on all ranks: they read the same names, shapes, rates and counts.
   together(ranks, loading, [&] {
     for (std::size_t i = 0; i < parts.size(); ++i) naming(paths[i], [&] { parts[i]->settle(); });
@@ -274,12 +378,9 @@ bool is_part_name(std::string_view name) {
   });
 }
 
-void merge_checkpoint(const Path& folder, const Path& file, std::string_view part, FileSystem& files) {
-  check<ValueError>(is_part_name(part),
-                    "merge_checkpoint: '{}' is no name of a part, as \"model\" and \"optimizer\" are",
-                    shown(part));
-  const SavedState saved(committed_directory(folder, files), part, files);
-  save_safetensors(file, saved.records(), saved.notes(), files);
+void check_part_name(std::string_view call, std::string_view part) {
+  check<ValueError>(is_part_name(part), "{}: '{}' is no name of a part, as \"model\" and \"optimizer\" are",
+                    call, shown(part));
 }
 
 void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Path& folder,
@@ -307,9 +408,16 @@ void load_checkpoint(nn::Module& model, nn::Optimizer& optimizer, const Path& fo
 }
 
 void load_checkpoint(nn::Module& model, const Path& folder, const Group& ranks, FileSystem& files) {
-  ModelPart values(std::string(model_name), model);
+  load_checkpoint(model, folder, ranks, LoadCheckpointOptions{.files = files});
+}
+
+nn::Mismatch load_checkpoint(nn::Module& model, const Path& from, const Group& ranks,
+                             const LoadCheckpointOptions& options) {
+  check_part_name(loading, options.part);
+  ModelPart values(options, model);
   CheckpointPart* const parts[] = {&values};
-  load_parts(parts, folder, ranks, files);
+  load_parts(parts, from, ranks, options.files);
+  return values.mismatch();
 }
 
 }  // namespace sherd::shard

@@ -48,10 +48,20 @@ SHERD_API void load_checkpoint(nn::Module& model, nn::Optimizer& optimizer, cons
 SHERD_API void load_checkpoint(nn::Module& model, const FileSystem::Path& folder, const Group& ranks,
                                FileSystem& files = posix_file_system());
 
-/// Writes one part of a checkpoint, which any ranks saved, as one file of whole tensors, as one rank saves
-/// it: for other programs. Needs no model, and holds one tensor at a time, which it reads twice. The file is
-/// the old one or the complete new one whatever happens. Errors as `load_checkpoint` and `save_safetensors`.
-SHERD_API void merge_checkpoint(const FileSystem::Path& folder, const FileSystem::Path& file,
-                                std::string_view part = "model", FileSystem& files = posix_file_system());
+/// For a load of some of a model, or under other names.
+struct LoadCheckpointOptions {
+  nn::Strict strict = nn::Strict::yes;
+  /// What the model calls a tensor of the save; nothing: it is left out.
+  std::function<std::string(const std::string& saved)> rename{};
+  std::string part = "model";  ///< of a checkpoint's folder; an average's for one
+  FileSystem& files = posix_file_system();
+};
+/// Reads a checkpoint, or one file of whole tensors whatever it is named, into a model that is sharded or
+/// not, as `Module::load_state_dict` reads a state whose names were changed so: a parameter that the save
+/// lacks is an error, or keeps its values, and what one side alone has is returned. Of a rank's own
+/// parameters in groups of a mesh `missing` has those of this rank, `unknown` has what no rank has. Other
+/// errors as above, and ValueError where two tensors get one name.
+SHERD_API nn::Mismatch load_checkpoint(nn::Module& model, const FileSystem::Path& from, const Group& ranks,
+                                       const LoadCheckpointOptions& options);
 
 }  // namespace sherd::shard

@@ -15,6 +15,8 @@ inline constexpr std::string_view run_name = "run";
 
 /// Letters, digits, '_' and '-', and some.
 bool is_part_name(std::string_view name);
+/// ValueError, under the name of `call`, for another name.
+void check_part_name(std::string_view call, std::string_view part);
 
 void save_parts(std::span<CheckpointPart* const> parts, const FileSystem::Path& folder, const Group& ranks,
                 const CheckpointOptions& options);

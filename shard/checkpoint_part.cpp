@@ -17,6 +17,11 @@ ShardedStateDict ModelPart::state(const Group& ranks) const {
   return state;
 }
 
+void ModelPart::take_unknown(std::vector<std::string> names) {
+  if (strict_ == nn::Strict::yes) check_none_left(loading, names, StagedModel::what);
+  mismatch_ = {staged_->mismatch().missing, std::move(names)};
+}
+
 namespace {
 
 /// Whether an entry is of a parameter that has a number in place of a name.
@@ -87,12 +92,12 @@ void AveragePart::stage(const StateSource& from) {
     const std::optional<Shape> shape = from.shape(t.name);
     check<ValueError>(shape.has_value(), "{}: the state lacks '{}'{}", loading, t.name,
                       from.instead_of(t.name));
-    check<ShapeError>(*shape == t.shape, "{}: '{}' has shape {} in the module and {} in the state", loading,
-                      t.name, t.shape, *shape);
+    check<ShapeError>(*shape == t.shape, "{}: '{}' has shape {} in the module and {} in the state{}", loading,
+                      t.name, t.shape, *shape, from.whose(t.name));
     used.add(t.name);
     copies_.emplace_back(t.values, to(from.read(t.name, t.begin, t.values.numel()), t.values.dtype()));
   }
-  used.check_all(loading, from, "average");
+  unknown_ = used.others(from);
 }
 
 void AveragePart::commit() {

@@ -12,6 +12,8 @@
 #include "nn/ema.h"
 #include "nn/grad_scaler.h"
 #include "nn/optimizer.h"
+#include "shard/checkpoint.h"
+#include "shard/holders.h"
 #include "shard/state_source.h"
 
 namespace sherd::shard {
@@ -32,12 +34,21 @@ class CheckpointPart {
   virtual bool is_model() const { return false; }
   virtual bool is_optimizer() const { return false; }
 
+  /// The name in the model of the parameter or buffer that an entry of the state is of; empty for none.
+  virtual std::string parameter_of(const std::string&) const { return {}; }
+
   /// Throws for what cannot be saved.
   virtual void check_savable() const {}
   /// What this rank has. Collective over `ranks`.
   virtual ShardedStateDict state(const Group& ranks) const = 0;
 
+  /// What a tensor of the save is called here; empty: it is left out.
+  virtual std::string renamed(const std::string& saved) const { return saved; }
   virtual void stage(const StateSource& from) = 0;
+  /// Names of the save that belong to nothing of this rank.
+  virtual std::vector<std::string> unknown() const { return {}; }
+  /// Those of them that belong to nothing of any rank: ValueError unless there are none.
+  virtual void take_unknown(std::vector<std::string>) {}
   virtual void settle() {}
   virtual void commit() = 0;
   /// In place of `commit`: all is as before `stage`.
@@ -52,16 +63,28 @@ class CheckpointPart {
 class ModelPart final : public CheckpointPart {
  public:
   ModelPart(std::string name, nn::Module& model) : CheckpointPart(std::move(name)), model_(model) {}
+  /// To load from the part that `options` name.
+  ModelPart(const LoadCheckpointOptions& options, nn::Module& model)
+      : CheckpointPart(options.part), model_(model), strict_(options.strict), rename_(options.rename) {}
   nn::Module* model() const override { return &model_; }
   bool is_model() const override { return true; }
+  std::string parameter_of(const std::string& entry) const override { return entry; }
   ShardedStateDict state(const Group& ranks) const override;
-  void stage(const StateSource& from) override { staged_.emplace(loading, model_, from); }
+  std::string renamed(const std::string& saved) const override { return rename_ ? rename_(saved) : saved; }
+  void stage(const StateSource& from) override { staged_.emplace(loading, model_, from, strict_); }
+  std::vector<std::string> unknown() const override { return staged_->mismatch().unknown; }
+  void take_unknown(std::vector<std::string> names) override;
   void commit() override { staged_->commit(), staged_.reset(); }
   void undo() override { staged_.reset(); }
+  /// What one side alone had, once it is loaded.
+  const nn::Mismatch& mismatch() const { return mismatch_; }
 
  private:
   nn::Module& model_;
+  nn::Strict strict_ = nn::Strict::yes;
+  std::function<std::string(const std::string&)> rename_{};
   std::optional<StagedModel> staged_;
+  nn::Mismatch mismatch_;
 };
 
 /// By the names of the parameters in `model`.
@@ -71,19 +94,24 @@ class OptimizerPart final : public CheckpointPart {
       : CheckpointPart(std::move(name)), optimizer_(optimizer), model_(model) {}
   nn::Module* model() const override { return &model_; }
   bool is_optimizer() const override { return true; }
+  std::string parameter_of(const std::string& entry) const override { return parameter_of_state(entry); }
   void check_savable() const override { check_optimizer(optimizer_); }
   ShardedStateDict state(const Group& ranks) const override;
   void stage(const StateSource& from) override {
     moments_ = staged_optimizer_state(optimizer_, from, &model_);
   }
-  void settle() override { commit_ = optimizer_.stage_state_dict(std::move(moments_)); }
+  std::vector<std::string> unknown() const override { return moments_.unknown; }
+  void take_unknown(std::vector<std::string> names) override {
+    check_none_left(loading, names, StagedOptimizer::what);
+  }
+  void settle() override { commit_ = optimizer_.stage_state_dict(std::move(moments_.part)); }
   void commit() override { std::exchange(commit_, {})(); }
   void undo() override { moments_ = {}, commit_ = {}; }
 
  private:
   nn::Optimizer& optimizer_;
   nn::Module& model_;
-  nn::StateDict moments_;
+  StagedOptimizer moments_;
   std::function<void()> commit_;
 };
 
@@ -93,8 +121,11 @@ class AveragePart final : public CheckpointPart {
   AveragePart(std::string name, nn::Ema& ema, nn::Module& model)
       : CheckpointPart(std::move(name)), ema_(ema), model_(model) {}
   nn::Module* model() const override { return &model_; }
+  std::string parameter_of(const std::string& entry) const override { return entry; }
   ShardedStateDict state(const Group& ranks) const override;
   void stage(const StateSource& from) override;
+  std::vector<std::string> unknown() const override { return unknown_; }
+  void take_unknown(std::vector<std::string> names) override { check_none_left(loading, names, "average"); }
   void commit() override;
   void undo() override { copies_.clear(); }
 
@@ -104,6 +135,7 @@ class AveragePart final : public CheckpointPart {
   nn::Ema& ema_;
   nn::Module& model_;
   std::vector<std::pair<Tensor, Tensor>> copies_;  // into, from
+  std::vector<std::string> unknown_;
 };
 
 /// Numbers, scalers and every rank's generator: whatever a run has beside tensors.

@@ -122,9 +122,10 @@ SHERD_API Tensor grad_norm(std::span<const nn::Parameter> params, double norm_ty
 /// The whole parameters and saved buffers on every rank, by name, each in its own dtype; collective. Values
 /// are copies. DeviceError on `meta`, where `Module::materialize` gives values first.
 SHERD_API nn::StateDict full_state_dict(nn::Module& module);
-/// Takes this rank's part of whole values. Nothing is changed when it throws; errors are those of
-/// `Module::load_state_dict`.
-SHERD_API void load_full_state_dict(nn::Module& module, const nn::StateDict& state);
+/// Takes this rank's part of whole values. Nothing is changed when it throws; errors, and what is returned,
+/// are those of `Module::load_state_dict`.
+SHERD_API nn::Mismatch load_full_state_dict(nn::Module& module, const nn::StateDict& state,
+                                            nn::Strict strict = nn::Strict::yes);
 
 /// From every rank's part (shaped as `p.local()`, any dtype) to the whole on every rank: for gradients and
 /// optimizer state. A rank that has no element of `p` may give an empty handle, as its gradient is in a flat

@@ -4,11 +4,10 @@
 #include <optional>
 #include <unordered_set>
 
-#include "autograd/node.h"
-#include "nn/shared_gradients.h"
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "shard/agree.h"
+#include "shard/holders.h"
 #include "shard/share.h"
 #include "shard/state_source.h"
 #include "shard/unit.h"
@@ -30,14 +29,6 @@ struct Sharers {
   }
 };
 
-/// Who shares a parameter; none: nobody.
-std::optional<Sharers> sharers_of(const nn::Parameter& p) {
-  if (const ParameterGroup* group = group_of(p)) return Sharers{true, group->spec().ranks};
-  if (const auto* shared = dynamic_cast<const nn::SharedGradients*>(sink_of(p.local())))
-    return Sharers{false, {.shard = {}, .replicas = shared->ranks(), .block = {}}};
-  return {};
-}
-
 /// Those of the model, in the order of the optimizer.
 std::vector<Sharers> sharers(const nn::Module& model, const nn::Optimizer& optimizer) {
   std::unordered_set<const void*> of_model;
@@ -46,13 +37,13 @@ std::vector<Sharers> sharers(const nn::Module& model, const nn::Optimizer& optim
   const std::vector<nn::Parameter> parameters = all_parameters(optimizer);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const nn::Parameter& p = parameters[i];
-    const std::optional<Sharers> its = of_model.contains(p.id()) ? sharers_of(p) : std::nullopt;
-    if (!its) continue;
+    const std::optional<Ranks> ranks = of_model.contains(p.id()) ? sharers_of(p) : std::nullopt;
+    if (!ranks) continue;
+    const bool sharded = group_of(p) != nullptr;
     auto of = std::ranges::find_if(all, [&](const Sharers& s) {
-      return s.sharded == its->sharded && s.ranks.shard == its->ranks.shard &&
-             s.ranks.replicas == its->ranks.replicas;
+      return s.sharded == sharded && s.ranks.shard == ranks->shard && s.ranks.replicas == ranks->replicas;
     });
-    if (of == all.end()) of = all.insert(of, *its);
+    if (of == all.end()) of = all.insert(of, Sharers{sharded, *ranks});
     of->index.push_back(i);
     of->parameters.push_back(p);
   }

@@ -287,8 +287,9 @@ class StateCutter {
         take_steps(l, k, number(name, *shape));
         continue;
       }
-      check<ShapeError>(*shape == l.parameter.shape(), "optimizer: '{}' has shape {}, the parameter needs {}",
-                        name, *shape, l.parameter.shape());
+      check<ShapeError>(*shape == l.parameter.shape(),
+                        "optimizer: '{}' has shape {}, the parameter needs {}{}", name, *shape,
+                        l.parameter.shape(), from_.whose(name));
       const Run run = run_of(l.parameter);
       const Tensor part = from_.read(name, run.begin, run.numel);
       used_.add(name);
@@ -303,12 +304,11 @@ class StateCutter {
   }
 
   /// The optimizer's own state, when all was taken.
-  nn::StateDict parts() {
-    used_.check_all("optimizer", from_, "parameter");
+  StagedOptimizer parts() {
     for (auto& [index, state] : flats_)
       for (std::size_t k = 0; k < names_.size(); ++k)
         parts_.emplace_back(state_entry(index, names_[k]), std::move(state.slots[k]));
-    return std::move(parts_);
+    return {std::move(parts_), used_.others(from_)};
   }
 
  private:
@@ -354,8 +354,8 @@ class StateCutter {
 
 }  // namespace
 
-nn::StateDict staged_optimizer_state(const nn::Optimizer& optimizer, const StateSource& from,
-                                     nn::Module* model) {
+StagedOptimizer staged_optimizer_state(const nn::Optimizer& optimizer, const StateSource& from,
+                                       nn::Module* model) {
   const NoGrad guard;
   check_optimizer(optimizer);
   const auto groups = listed(optimizer);
@@ -379,13 +379,23 @@ nn::StateDict staged_optimizer_state(const nn::Optimizer& optimizer, const State
   return cutter.parts();
 }
 
-void load_full_optimizer_state(nn::Optimizer& optimizer, const nn::StateDict& state) {
+namespace {
+
+void load_full(nn::Module* model, nn::Optimizer& optimizer, const nn::StateDict& state) {
   const NoGrad guard;
-  optimizer.load_state_dict(staged_optimizer_state(optimizer, WholeSource("optimizer", state)));
+  constexpr std::string_view call = "optimizer";
+  StagedOptimizer staged = staged_optimizer_state(optimizer, WholeSource(call, state), model);
+  check_none_left(call, staged.unknown, StagedOptimizer::what);
+  optimizer.load_state_dict(std::move(staged.part));
+}
+
+}  // namespace
+
+void load_full_optimizer_state(nn::Optimizer& optimizer, const nn::StateDict& state) {
+  load_full(nullptr, optimizer, state);
 }
 void load_full_optimizer_state(nn::Module& model, nn::Optimizer& optimizer, const nn::StateDict& state) {
-  const NoGrad guard;
-  optimizer.load_state_dict(staged_optimizer_state(optimizer, WholeSource("optimizer", state), &model));
+  load_full(&model, optimizer, state);
 }
 
 namespace {

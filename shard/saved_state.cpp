@@ -11,6 +11,8 @@
 #include "runtime/io/foreign.h"
 #include "runtime/ops.h"
 #include "runtime/shown.h"
+#include "shard/part_file.h"
+#include "shard/partition.h"
 #include "shard/state_source.h"
 
 namespace sherd::shard {
@@ -26,6 +28,9 @@ constexpr std::size_t most_index_bytes = std::size_t{1} << 21, most_index_depth 
 /// Before a tensor's name in a part's metadata. The value says where the tensor's run belongs: its first
 /// element in the whole, and the whole's sizes, with spaces between.
 constexpr std::string_view run_key = "sherd.run.";
+/// Before the name of a tensor of which several groups of ranks have one each. The value: the number of this
+/// one's group, how many there are, and the group in words.
+constexpr std::string_view group_key = "sherd.group.";
 /// In the metadata of a file without an index: the checksum of the file that it was saved beside.
 constexpr std::string_view beside_key = "sherd.saved_beside";
 /// In a part's metadata: the most steps that optimizers took of one of its parameters.
@@ -129,19 +134,31 @@ void check_there(const Path& folder, std::string_view what, FileSystem& files) {
 
 }  // namespace
 
+namespace {
+
+/// Also by a link.
+bool is_file(const Path& path, FileSystem& files) {
+  const std::filesystem::file_type type = files.type(path);
+  return type == std::filesystem::file_type::regular ||
+         (type == std::filesystem::file_type::symlink && !files.exists(path / "."));
+}
+
+}  // namespace
+
 std::string part_name(std::string_view what, int rank, int ranks) {
   return ranks == 1 ? fmt::format("{}.safetensors", what) : fmt::format("{}.rank-{}.safetensors", what, rank);
 }
 
 Path SavedState::path() const { return folder_ / (indexed_ ? std::string(index_name) : names_[0]); }
 
-SavedState::SavedState(Path folder, std::string_view what, FileSystem& files)
-    : folder_(std::move(folder)), indexed_(files.exists(folder_ / index_name)) {
-  if (!indexed_) {
+SavedState::SavedState(Path from, std::string_view what, FileSystem& files) : folder_(std::move(from)) {
+  if (is_file(folder_, files)) {
+    const std::string name = folder_.filename().string();
+    folder_ = folder_.parent_path();
+    open_whole(name, files);
+  } else if (indexed_ = files.exists(folder_ / index_name); !indexed_) {
     check_there(folder_, what, files);
-    open(part_name(what, 0, 1), files);
-    checksum_ = parts_[0].header_checksum();
-    sealed_ = !checksum_.empty();
+    open_whole(part_name(what, 0, 1), files);
   } else {
     const Index index = read_index(folder_ / index_name, what, files);
     checksum_ = index.own;
@@ -160,6 +177,12 @@ void SavedState::open(const std::string& name, FileSystem& files) {
   names_.push_back(name);
   const Path path = folder_ / name;
   parts_.emplace_back(std::make_unique<BrieflyOpen>(path, files), path.string());
+}
+
+void SavedState::open_whole(const std::string& name, FileSystem& files) {
+  open(name, files);
+  checksum_ = parts_[0].header_checksum();
+  sealed_ = !checksum_.empty();
 }
 
 /// The last part is of this save.
@@ -208,39 +231,92 @@ void SavedState::add_runs(std::size_t part) {
       run.numel = entry.shape[0];
       run.shape = shapes_.emplace_back(numbers.begin() + 1, numbers.end());
     }
+    add_group(run);
     runs_.push_back(run);
   }
 }
 
-/// Runs of one name are one tensor, which they cover without gap or overlap.
+/// Whose tensor of the name a run is of.
+void SavedState::add_group(Run& run) const {
+  const TensorMetadata& notes = parts_[run.part].metadata();
+  const auto note = notes.find(std::string(group_key) + run.entry->name);
+  if (note == notes.end()) return;
+  const std::string_view text = note->second;
+  const char *at = text.data(), *const end = at + text.size();
+  const auto [first_end, first_error] = std::from_chars(at, end, run.group);
+  const bool two = first_error == std::errc() && first_end != end && *first_end == ' ';
+  const auto [last_end, last_error] = std::from_chars(two ? first_end + 1 : end, end, run.groups);
+  if (!two || last_error != std::errc() || run.group < 0 || run.group >= run.groups ||
+      (last_end != end && *last_end != ' '))
+    refuse(folder_ / names_[run.part],
+           fmt::format("tensor '{}' has the note '{}', which does not say of which group of ranks it is",
+                       shown(run.entry->name), shown(text)));
+  if (last_end != end) run.saved_by = text.substr(static_cast<std::size_t>(last_end + 1 - at));
+}
+
+namespace {
+
+/// What names a tensor whose groups have one each.
+std::string of_group(std::string_view name, int group, int groups, std::string_view saved_by) {
+  if (groups == 1) return fmt::format("'{}'", shown(name));
+  return fmt::format("'{}' of group {} of {} ({})", shown(name), group, groups, shown(saved_by));
+}
+
+}  // namespace
+
+void SavedState::refuse_run(const Run& run, const Run& first, std::int64_t expected) const {
+  refuse(
+      folder_ / names_[run.part],
+      fmt::format("does not fit the other parts: {} is {} [{}] from element {} on, expected is {} [{}] from "
+                  "{} on; take all files from one save",
+                  of_group(run.entry->name, run.group, run.groups, run.saved_by), shown(run.entry->dtype),
+                  fmt::join(run.shape, ", "), run.begin, shown(first.entry->dtype),
+                  fmt::join(first.shape, ", "), expected));
+}
+
+/// Runs of one name and group are one tensor, which they cover without gap or overlap.
 void SavedState::tie() {
   std::ranges::sort(runs_, {}, [](const Run& r) {
-    return std::tuple(std::string_view(r.entry->name), r.begin, r.numel, r.part);
+    return std::tuple(std::string_view(r.entry->name), r.group, r.begin, r.numel, r.part);
   });
   for (std::size_t i = 0; i < runs_.size();) {
     const Run& first = runs_[i];
-    SavedTensor tensor{first.entry->name, first.shape, i, 0};
+    SavedTensor tensor{first.entry->name, first.shape, i, 0, first.group, first.groups, first.saved_by};
     std::int64_t at = 0;
-    for (; i < runs_.size() && runs_[i].entry->name == tensor.name; ++i, ++tensor.runs) {
+    for (; i < runs_.size() && runs_[i].entry->name == tensor.name && runs_[i].group == tensor.group;
+         ++i, ++tensor.runs) {
       const Run& run = runs_[i];
-      if (run.begin != at || run.entry->dtype != first.entry->dtype ||
+      if (run.begin != at || run.entry->dtype != first.entry->dtype || run.groups != first.groups ||
           !std::ranges::equal(run.shape, tensor.shape))
-        refuse(folder_ / names_[run.part],
-               fmt::format("does not fit the other parts: '{}' is {} [{}] from element {} on, expected is {} "
-                           "[{}] from {} on",
-                           shown(tensor.name), shown(run.entry->dtype), fmt::join(run.shape, ", "), run.begin,
-                           shown(first.entry->dtype), fmt::join(tensor.shape, ", "), at));
+        refuse_run(run, first, at);
       at += run.numel;  // fits: a file has that many bytes
     }
     if (at != numel_of(tensor.shape))
-      refuse(path(), fmt::format("no part has the elements of '{}' from {} on", shown(tensor.name), at));
+      refuse(path(), fmt::format("no part has the elements of {} from {} on",
+                                 of_group(tensor.name, tensor.group, tensor.groups, tensor.saved_by), at));
     tensors_.push_back(tensor);
+  }
+  check_groups();
+}
+
+/// Of a name of several groups each has a tensor.
+void SavedState::check_groups() const {
+  int expected = 0;
+  for (const SavedTensor& t : tensors_) {
+    if (t.group != expected)
+      refuse(path(), fmt::format("no part has '{}' of group {} of {}", shown(t.name), expected, t.groups));
+    expected = t.group + 1 == t.groups ? 0 : t.group + 1;
+    const bool goes_on = &t != &tensors_.back() && (&t + 1)->name == t.name && (&t + 1)->groups == t.groups;
+    if (goes_on != (expected != 0))
+      refuse(path(), fmt::format("no part has '{}' of group {} of {}", shown(t.name), t.group + 1, t.groups));
   }
 }
 
-const SavedTensor* SavedState::find(std::string_view name) const {
-  const auto found = std::ranges::lower_bound(tensors_, name, {}, &SavedTensor::name);
-  return found == tensors_.end() || found->name != name ? nullptr : &*found;
+const SavedTensor* SavedState::find(std::string_view name, int group) const {
+  auto found = std::ranges::lower_bound(tensors_, name, {}, &SavedTensor::name);
+  if (found == tensors_.end() || found->name != name) return nullptr;
+  if (found->groups > 1) found += group;
+  return &*found;
 }
 
 Tensor SavedState::read(const SavedTensor& tensor, std::int64_t begin, std::int64_t numel) const {
@@ -260,6 +336,11 @@ Tensor SavedState::read(const SavedTensor& tensor, std::int64_t begin, std::int6
   return all;
 }
 
+std::string SavedState::why_unread(const SavedTensor& tensor) const {
+  const Run& run = runs_[tensor.first_run];
+  return nn::why_unread(parts_[run.part], *run.entry);
+}
+
 std::int64_t SavedState::steps(std::string_view name) const {
   const SavedTensor* tensor = find(name);
   if (tensor == nullptr || tensor->runs == 0) return 0;
@@ -270,18 +351,33 @@ std::int64_t SavedState::steps(std::string_view name) const {
   return number.size() == 1 ? number[0] : 0;
 }
 
-std::vector<TensorRecord> SavedState::records() const {
+void SavedState::read_whole(const SavedTensor& tensor, std::span<std::byte> into) const {
+  std::size_t at = 0;  // runs are in order and touch
+  for (const Run& run : std::span(runs_).subspan(tensor.first_run, tensor.runs)) {
+    const auto bytes = static_cast<std::size_t>(run.entry->bytes);
+    parts_[run.part].read(*run.entry, into.subspan(at, bytes));
+    at += bytes;
+  }
+}
+
+std::vector<TensorRecord> SavedState::records(std::optional<int> group) const {
   std::vector<TensorRecord> records;
   for (const SavedTensor& t : tensors_) {
-    const std::int64_t numel = Shape(t.shape).numel();
+    if (t.groups > 1) {
+      check<ValueError>(group && *group >= 0 && *group < t.groups,
+                        "checkpoint: '{}': '{}' is {} tensors, one of each group of ranks (the first of {}), "
+                        "and {}; name one group of 0 to {}",
+                        shown(path().string(), 300), shown(t.name), t.groups, shown(t.saved_by),
+                        group ? fmt::format("{} is the number of none", *group) : "one is written",
+                        t.groups - 1);
+      if (t.group != *group) continue;
+    }
+    const Run& first = runs_[t.first_run];
     records.push_back({std::string(t.name),
-                       read(t, 0, 0).dtype(),
+                       parts_[first.part].dtype_of(*first.entry),
                        {t.shape.begin(), t.shape.end()},
                        {},
-                       [this, &t, numel](std::span<std::byte> into) {
-                         const Tensor values = read(t, 0, numel);
-                         std::copy_n(values.raw(), into.size(), into.begin());
-                       }});
+                       [this, &t](std::span<std::byte> into) { read_whole(t, into); }});
   }
   return records;
 }
@@ -300,25 +396,73 @@ Signature signature_of(const Path& folder, std::string_view what, FileSystem& fi
   return {std::move(name), std::string(file.header_checksum())};
 }
 
-void write_part(OutputFile& file, const ShardedStateDict& state, int rank, const std::string& beside) {
-  nn::StateDict part;
-  TensorMetadata notes;
-  if (!beside.empty()) notes.emplace(beside_key, beside);
-  std::int64_t steps = 0;
-  for (const ShardedTensor& t : state) steps = std::max(steps, t.steps);
-  if (steps > 0) notes.emplace(steps_key, std::to_string(steps));
-  for (const ShardedTensor& t : state) {
-    const ShardedTensor share = share_of(t, rank);
-    const std::int64_t numel = share.values.numel();
-    if (numel == t.shape.numel() && (numel > 0 || rank == 0)) {
-      part.emplace_back(t.name, reshape(share.values, t.shape));
-    } else if (numel > 0) {
-      part.emplace_back(t.name, share.values);
-      notes[std::string(run_key) + t.name] =
-          fmt::format("{} {}", share.begin, fmt::join(t.shape.begin(), t.shape.end(), " "));
+namespace {
+
+/// Says of a part's tensor where its elements belong.
+void add_run_note(TensorMetadata& notes, const std::string& name, std::int64_t begin, const Shape& whole) {
+  notes[std::string(run_key) + name] =
+      fmt::format("{} {}", begin, fmt::join(whole.begin(), whole.end(), " "));
+}
+
+/// The part of a whole tensor's elements that a rank has of those cut along their rows.
+OwnedPart rows_of(const Shape& whole, const RankOfGroup& me) {
+  if (whole.rank() == 0 || whole.numel() == 0 || me.ranks == 1)
+    return {.numel = me.rank == 0 ? whole.numel() : 0};
+  return Partition::per_parameter({&whole, 1}, me.ranks).part(0, me.rank);
+}
+
+}  // namespace
+
+TensorMetadata notes_beside(TensorMetadata notes, const std::string& checksum) {
+  if (!checksum.empty()) notes.emplace(beside_key, checksum);
+  return notes;
+}
+
+void write_rows(OutputFile& file, std::span<const TensorRecord> tensors, const RankOfGroup& me,
+                TensorMetadata notes) {
+  std::vector<TensorRecord> rows;
+  for (const TensorRecord& t : tensors) {
+    const Shape whole(std::span(t.shape));
+    const OwnedPart own = rows_of(whole, me);
+    if (own.numel == whole.numel()) {
+      if (own.numel > 0 || me.rank == 0) rows.push_back(t);
+      continue;
     }
+    if (own.numel == 0) continue;
+    const std::size_t size = size_of(t.dtype), all = size * static_cast<std::size_t>(whole.numel());
+    rows.push_back({t.name, t.dtype, {own.numel}, {}, [&t, own, size, all](std::span<std::byte> into) {
+                      std::vector<std::byte> values(t.read ? all : 0);
+                      if (t.read) t.read(values);
+                      const std::span<const std::byte> from = t.read ? values : t.bytes;
+                      std::ranges::copy(
+                          from.subspan(size * static_cast<std::size_t>(own.in_parameter), into.size()),
+                          into.begin());
+                    }});
+    add_run_note(notes, t.name, own.in_parameter, whole);
   }
-  nn::write_state(file, part, notes);
+  write_safetensors(file, rows, notes);
+}
+
+void write_part(OutputFile& file, const PartOfState& part) {
+  nn::StateDict written;
+  TensorMetadata notes = notes_beside({}, part.beside);
+  std::int64_t steps = 0;
+  for (const ShardedTensor& t : part.tensors) steps = std::max(steps, t.steps);
+  if (steps > 0) notes.emplace(steps_key, std::to_string(steps));
+  for (std::size_t i = 0; i < part.tensors.size(); ++i) {
+    const ShardedTensor& t = part.tensors[i];
+    const GroupOfName& group = part.groups[i];
+    const ShardedTensor share = share_of(t, group.is_first ? 0 : 1);
+    const std::int64_t numel = share.values.numel();
+    const bool is_whole = numel == t.shape.numel();
+    if (is_whole ? numel == 0 && !group.is_first : numel == 0) continue;
+    written.emplace_back(t.name, is_whole ? reshape(share.values, t.shape) : share.values);
+    if (!is_whole) add_run_note(notes, t.name, share.begin, t.shape);
+    if (group.groups > 1)
+      notes[std::string(group_key) + t.name] =
+          fmt::format("{} {} {}", group.number, group.groups, group.words);
+  }
+  nn::write_state(file, written, notes);
 }
 
 std::string index_of(const Path& folder, std::span<const std::string_view> what, int ranks,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,25 +23,30 @@ struct SavedTensor {
   std::string_view name;
   std::span<const std::int64_t> shape;
   std::size_t first_run = 0, runs = 0;  ///< where its elements are
+  int group = 0, groups = 1;            ///< of ranks, each of which saved another tensor of the name
+  std::string_view saved_by{};          ///< that group in words; empty where all ranks saved it together
 };
 
 /// The model or the optimizer of a checkpoint. Opening reads and checks headers alone: every part is there,
 /// complete and of this save, and has the runs of elements that no other has.
 class SHERD_API SavedState {
  public:
-  /// FileError for a file that cannot be read; ValueError, in one line with the file's name, for a part that
-  /// is cut or damaged or of another save, and for elements that no part has. `files` lives longer.
-  SavedState(FileSystem::Path folder, std::string_view what, FileSystem& files = posix_file_system());
+  /// Of a checkpoint's folder, or one file of whole tensors, whatever it is named. FileError for a file that
+  /// cannot be read; ValueError, in one line with the file's name, for a part that is cut or damaged or of
+  /// another save, and for elements that no part has. `files` lives longer.
+  SavedState(FileSystem::Path from, std::string_view what, FileSystem& files = posix_file_system());
 
-  /// By name.
+  /// By name, those of one name by their groups.
   std::span<const SavedTensor> tensors() const { return tensors_; }
-  /// The tensor of that name, or null.
-  const SavedTensor* find(std::string_view name) const;
+  /// The tensor of that name, of several the one of a group (below `SavedTensor::groups`); or null.
+  const SavedTensor* find(std::string_view name, int group = 0) const;
   /// `numel` elements of a tensor from `begin` on, in one dimension, on the CPU, in the dtype that was saved.
   /// Every part that has some of them is read as far as it has this tensor, and checked: at most as much as
   /// the whole tensor at once. FileError, ValueError for damaged values and for a dtype that the library
   /// lacks.
   Tensor read(const SavedTensor& tensor, std::int64_t begin, std::int64_t numel) const;
+  /// Why nothing here can hold a tensor of its dtype or dimensions; empty where it can be read.
+  std::string why_unread(const SavedTensor& tensor) const;
   /// That optimizers took of the parameters beside which it was saved; 0 where the files do not say.
   std::int64_t steps(std::string_view name) const;
   /// The file that says what there is: the whole's, or the index.
@@ -50,9 +56,12 @@ class SHERD_API SavedState {
   /// That of the file which `path` names. It follows from all that was saved, and so is the save's; empty
   /// without checksums.
   std::string_view checksum() const { return checksum_; }
+  /// All of the tensor into as many bytes, straight from the parts. Errors as `read`.
+  void read_whole(const SavedTensor& tensor, std::span<std::byte> into) const;
   /// All of it as records that are read when they are asked for, while this is there, and what a file of them
-  /// notes.
-  std::vector<TensorRecord> records() const;
+  /// notes. Of what several groups of ranks have each the tensors of one: ValueError without it, or for a
+  /// number that is none of theirs.
+  std::vector<TensorRecord> records(std::optional<int> group = {}) const;
   TensorMetadata notes() const;
   /// ValueError unless this optimizer was saved beside that model, as far as their files say.
   void check_beside(const SavedState& model) const;
@@ -63,14 +72,20 @@ class SHERD_API SavedState {
     std::span<const std::int64_t> shape;  ///< of the whole
     std::size_t part;
     std::int64_t begin, numel;
+    int group = 0, groups = 1;
+    std::string_view saved_by{};
   };
   void open(const std::string& name, FileSystem& files);
+  void open_whole(const std::string& name, FileSystem& files);
   void check_part(const std::string& checksum) const;
   void add_runs(std::size_t part);
+  void add_group(Run& run) const;
   void tie();
+  void check_groups() const;
+  [[noreturn]] void refuse_run(const Run& run, const Run& first, std::int64_t expected) const;
 
   FileSystem::Path folder_;
-  bool indexed_, sealed_ = false;
+  bool indexed_ = false, sealed_ = false;
   std::string checksum_;
   std::vector<std::string> names_;  ///< of the parts
   std::vector<SafetensorsFile> parts_;
@@ -84,14 +99,5 @@ struct Signature {
   std::string file, checksum;
 };
 SHERD_API Signature signature_of(const FileSystem::Path& folder, std::string_view what, FileSystem& files);
-
-/// Writes rank `rank`'s part: of what several ranks hold alike its share. Tensors that it has as a whole are
-/// written as they are, others in one dimension with a note of where they belong. Of one rank the optimizer's
-/// file takes the checksum of the model's, `beside`; of several an index has all. Errors as
-/// `nn::write_state`.
-void write_part(OutputFile& file, const ShardedStateDict& state, int rank, const std::string& beside = {});
-/// The index of the parts in `folder` of each of `what`, whose headers it reads.
-std::string index_of(const FileSystem::Path& folder, std::span<const std::string_view> what, int ranks,
-                     FileSystem& files);
 
 }  // namespace sherd::shard

@@ -8,6 +8,7 @@
 #include "runtime/shown.h"
 #include "shard/agree.h"
 #include "shard/group.h"
+#include "shard/holders.h"
 #include "shard/state_source.h"
 
 namespace sherd::shard {
@@ -16,16 +17,14 @@ namespace {
 /// What ranks hold together. All of them read the same tensors in the same order.
 class RanksSource final : public StateSource {
  public:
-  RanksSource(std::string_view call, const ShardedStateDict& state, const Group& ranks)
-      : call_(call), ranks_(ranks) {
-    for (const ShardedTensor& t : state)
+  RanksSource(std::string_view call, const ShardedStateDict& state, const Group& ranks, EntryGroups groups)
+      : call_(call), ranks_(ranks), groups_(groups) {
+    for (const ShardedTensor& t : state) {
       check<ValueError>(tensors_.emplace(t.name, &t).second, "{}: the state has '{}' twice", call_, t.name);
+      names_.push_back(t.name);
+    }
   }
-  std::vector<std::string> names() const override {
-    std::vector<std::string> names;
-    for (const auto& [name, tensor] : tensors_) names.push_back(name);
-    return names;
-  }
+  std::vector<std::string> names() const override { return names_; }
   std::optional<Shape> shape(const std::string& name) const override {
     const auto found = tensors_.find(name);
     return found == tensors_.end() ? std::nullopt : std::optional(found->second->shape);
@@ -35,10 +34,26 @@ class RanksSource final : public StateSource {
     return found == tensors_.end() ? 0 : found->second->steps;
   }
   Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override {
-    const ShardedTensor mine = share_of(*tensors_.at(name), RankOfGroup(ranks_).rank);
+    const ShardedTensor& own = *tensors_.at(name);
+    const GroupOfName& group = groups_.of(name);
+    if (group.words.empty()) return read(share_of(own, RankOfGroup(ranks_).rank), begin, numel, ranks_);
+    if (own.replicas == 0) return clone(narrow(own.values, 0, begin, numel));
+    const auto& [shards, replicas, block] = group.holders;
+    if (shards.defined() && replicas.defined()) return read(own, begin, numel, shards);
+    return read(share_of(own, 0), begin, numel, shards.defined() ? shards : replicas);
+  }
+
+ private:
+  struct Owned {
+    std::int64_t begin, numel, steps;
+    int rank;
+  };
+  /// From runs of which each is on one of `ranks`.
+  Tensor read(const ShardedTensor& mine, std::int64_t begin, std::int64_t numel, const Group& ranks) const {
+    const std::string& name = mine.name;
     const Tensor whole = empty({mine.shape.numel()}, {mine.values.dtype(), mine.values.device()});
     std::int64_t filled = 0;
-    const std::vector<Owned> runs = everyones_runs(mine);
+    const std::vector<Owned> runs = everyones_runs(mine, ranks);
     for (const Owned& run : runs) {
       check<ValueError>(
           run.steps == runs[0].steps,
@@ -48,8 +63,8 @@ class RanksSource final : public StateSource {
       check<ValueError>(run.begin == filled, "{}: of '{}' the next elements after the first {} begin at {}",
                         call_, name, filled, run.begin);
       const Tensor part = narrow(whole, 0, run.begin, run.numel);
-      if (run.rank == RankOfGroup(ranks_).rank) copy_(part, mine.values);
-      if (ranks_.defined()) ranks_.broadcast(part, run.rank, {.label = fmt::format("{} of {}", call_, name)});
+      if (run.rank == RankOfGroup(ranks).rank) copy_(part, mine.values);
+      if (ranks.defined()) ranks.broadcast(part, run.rank, {.label = fmt::format("{} of {}", call_, name)});
       filled += run.numel;
     }
     check<ValueError>(filled == whole.numel(),
@@ -57,16 +72,10 @@ class RanksSource final : public StateSource {
                       call_, filled, whole.numel(), name);
     return clone(narrow(whole, 0, begin, numel));
   }
-
- private:
-  struct Owned {
-    std::int64_t begin, numel, steps;
-    int rank;
-  };
   /// All runs that have elements, by their begin; the same on every rank.
-  std::vector<Owned> everyones_runs(const ShardedTensor& mine) const {
+  std::vector<Owned> everyones_runs(const ShardedTensor& mine, const Group& ranks) const {
     const std::int64_t bounds[] = {mine.begin, mine.values.numel(), mine.steps};
-    const auto numbers = of_all_ranks(ranks_, bounds, {.label = fmt::format("{} of {}", call_, mine.name)});
+    const auto numbers = of_all_ranks(ranks, bounds, {.label = fmt::format("{} of {}", call_, mine.name)});
     std::vector<Owned> runs;
     for (std::size_t i = 0; i < numbers.size(); i += 3)
       if (numbers[i + 1] > 0)
@@ -77,6 +86,8 @@ class RanksSource final : public StateSource {
 
   std::string_view call_;
   const Group& ranks_;
+  EntryGroups groups_;
+  std::vector<std::string> names_;
   std::unordered_map<std::string, const ShardedTensor*> tensors_;
 };
 
@@ -98,8 +109,11 @@ ShardedTensor share_of(const ShardedTensor& t, int rank) {
 }
 
 WholeSource::WholeSource(std::string_view call, const nn::StateDict& state) {
-  for (const auto& [name, tensor] : state)
+  for (const auto& [name, tensor] : state) {
     check<ValueError>(tensors_.emplace(name, tensor).second, "{}: the state has '{}' twice", call, name);
+    names_.push_back(name);
+  }
+  for (const auto& [name, why] : state.unread) names_.push_back(name);
   unread_.insert(state.unread.begin(), state.unread.end());
 }
 
@@ -107,26 +121,22 @@ std::string StateSource::instead_of(const std::string& name) const { return nn::
 
 std::string WholeSource::instead_of(const std::string& name) const {
   const auto why = unread_.find(name);
-  return why == unread_.end() ? StateSource::instead_of(name)
-                              : fmt::format("; its file has it, and it was not read: {}", why->second);
+  return why == unread_.end() ? StateSource::instead_of(name) : not_read(why->second);
 }
 
-std::vector<std::string> WholeSource::names() const {
-  std::vector<std::string> names;
-  for (const auto& [name, tensor] : tensors_) names.push_back(name);
-  for (const auto& [name, why] : unread_) names.push_back(name);
+std::vector<std::string> WholeSource::names() const { return names_; }
+
+std::vector<std::string> UsedNames::others(const StateSource& from) const {
+  std::vector<std::string> names = from.names();
+  std::erase_if(names, [&](const std::string& name) { return used_.contains(name); });
   return names;
 }
 
-void UsedNames::check_all(std::string_view call, const StateSource& from, std::string_view what) const {
-  std::vector<std::string> names = from.names();
-  const std::size_t all = names.size();
-  std::erase_if(names, [&](const std::string& name) { return used_.contains(name); });
-  check<ValueError>(
-      names.empty(),
-      "{}: {} of the state's {} entries belong to no {} here, among them '{}'; load it into what "
-      "it was taken from, with the same groups, or take them out of the state",
-      call, names.size(), all, what, shown(names.empty() ? "" : *std::ranges::min_element(names)));
+void check_none_left(std::string_view call, std::span<const std::string> left, std::string_view what) {
+  check<ValueError>(left.empty(),
+                    "{}: {} of the state's entries belong to no {} here, among them '{}'; load it into what "
+                    "it was taken from, with the same groups, or take them out of the state",
+                    call, left.size(), what, shown(left.empty() ? "" : *std::ranges::min_element(left)));
 }
 
 std::optional<Shape> WholeSource::shape(const std::string& name) const {
@@ -139,22 +149,32 @@ Tensor WholeSource::read(const std::string& name, std::int64_t begin, std::int64
   return clone(narrow(reshape(whole, {whole.numel()}), 0, begin, numel));
 }
 
-void load_sharded_state_dict(nn::Module& module, const ShardedStateDict& state, const Group& ranks) {
+nn::Mismatch load_sharded_state_dict(nn::Module& module, const ShardedStateDict& state, const Group& ranks,
+                                     nn::Strict strict) {
   std::optional<StagedModel> staged;
   constexpr std::string_view call = "load_sharded_state_dict";
-  together(ranks, call, [&] { staged.emplace(call, module, RanksSource(call, state, ranks)); });
+  const NameGroups groups(call, module, ranks);
+  together(ranks, call, [&] {
+    staged.emplace(call, module, RanksSource(call, state, ranks, {groups, entry_itself}), strict);
+    if (strict == nn::Strict::yes) check_none_left(call, staged->mismatch().unknown, StagedModel::what);
+  });
   staged->commit();
+  return staged->mismatch();
 }
 
 namespace {
 
 void load(nn::Module* model, nn::Optimizer& optimizer, const ShardedStateDict& state, const Group& ranks) {
   const NoGrad guard;
-  nn::StateDict staged;
+  StagedOptimizer staged;
   constexpr std::string_view call = "load_sharded_optimizer_state";
-  together(ranks, call,
-           [&] { staged = staged_optimizer_state(optimizer, RanksSource(call, state, ranks), model); });
-  optimizer.load_state_dict(std::move(staged));
+  const NameGroups groups = model == nullptr ? NameGroups() : NameGroups(call, *model, ranks);
+  together(ranks, call, [&] {
+    staged = staged_optimizer_state(optimizer, RanksSource(call, state, ranks, {groups, parameter_of_state}),
+                                    model);
+    check_none_left("optimizer", staged.unknown, StagedOptimizer::what);
+  });
+  optimizer.load_state_dict(std::move(staged.part));
 }
 
 }  // namespace

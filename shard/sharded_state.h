@@ -33,9 +33,12 @@ SHERD_API ShardedStateDict sharded_optimizer_state(nn::Module& model, const nn::
 
 /// Takes this rank's part of what the ranks of `ranks` hold together: of as many ranks as `state` was made
 /// on, in any layout and strategy. Collective over `ranks`; one tensor at a time is whole on every rank.
-/// ValueError where no rank has some elements, and for runs of unlike steps; other errors are those of
-/// `load_full_state_dict` and `load_full_optimizer_state`. Nothing is changed when it throws.
-SHERD_API void load_sharded_state_dict(nn::Module& module, const ShardedStateDict& state, const Group& ranks);
+/// Of what groups of ranks hold each for itself, in meshes of several dimensions, each group takes its own.
+/// ValueError where no rank has some elements, and for runs of unlike steps; other errors, and what is
+/// returned, are those of `load_full_state_dict` and `load_full_optimizer_state`. Nothing is changed when it
+/// throws.
+SHERD_API nn::Mismatch load_sharded_state_dict(nn::Module& module, const ShardedStateDict& state,
+                                               const Group& ranks, nn::Strict strict = nn::Strict::yes);
 SHERD_API void load_sharded_optimizer_state(nn::Optimizer& optimizer, const ShardedStateDict& state,
                                             const Group& ranks);
 SHERD_API void load_sharded_optimizer_state(nn::Module& model, nn::Optimizer& optimizer,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -27,7 +28,14 @@ class StateSource {
   virtual std::int64_t steps(const std::string&) const { return 0; }
   /// The end of a message that it lacks `name`: what it has in its place, and the way out.
   virtual std::string instead_of(const std::string& name) const;
+  /// The end of a message that a tensor of it does not fit: whose it is, where not everyone's.
+  virtual std::string whose(const std::string&) const { return {}; }
 };
+
+/// `StateSource::instead_of` of a tensor that no tensor here can hold.
+inline std::string not_read(std::string_view why) {
+  return fmt::format("; its file has it, and it was not read: {}", why);
+}
 
 /// Whole tensors in memory.
 class WholeSource final : public StateSource {
@@ -40,6 +48,7 @@ class WholeSource final : public StateSource {
   std::string instead_of(const std::string& name) const override;
 
  private:
+  std::vector<std::string> names_;
   std::unordered_map<std::string, Tensor> tensors_;
   std::unordered_map<std::string, std::string> unread_;  ///< and why
 };
@@ -48,12 +57,14 @@ class WholeSource final : public StateSource {
 class UsedNames {
  public:
   void add(const std::string& name) { used_.insert(name); }
-  /// ValueError, under the name of `call`, where there are others, which belong to no `what`.
-  void check_all(std::string_view call, const StateSource& from, std::string_view what) const;
+  /// Those that were not, in the source's order.
+  std::vector<std::string> others(const StateSource& from) const;
 
  private:
   std::unordered_set<std::string> used_;
 };
+/// ValueError, under the name of `call`, where a state has names that belong to no `what`.
+void check_none_left(std::string_view call, std::span<const std::string> left, std::string_view what);
 
 /// The elements of a parameter that this rank has.
 struct Run {
@@ -69,11 +80,17 @@ ShardedTensor share_of(const ShardedTensor& t, int rank);
 /// that could be known before.
 class StagedModel {
  public:
-  /// Errors are those of `load_full_state_dict`, under the name of `call`.
-  StagedModel(std::string_view call, nn::Module& module, const StateSource& from);
+  static constexpr std::string_view what = "parameter or buffer";
+  /// Errors are those of `load_full_state_dict`, under the name of `call`, but that names of the state which
+  /// the module lacks are none.
+  StagedModel(std::string_view call, nn::Module& module, const StateSource& from,
+              nn::Strict strict = nn::Strict::yes);
+  /// What one side alone has.
+  const nn::Mismatch& mismatch() const { return mismatch_; }
   void commit();
 
  private:
+  nn::Mismatch mismatch_;
   std::vector<std::pair<Tensor, Tensor>> copies_;  // into, from
   std::vector<std::pair<nn::Buffer*, Tensor>> buffers_;
   std::vector<nn::ParameterOwner*> owners_;
@@ -94,9 +111,15 @@ std::vector<std::string> state_names_with(const nn::Optimizer& optimizer, const 
 /// StateError where a parameter of the optimizer was replaced in its module, whose state would be of no
 /// parameter; takes in what it has been replaced by.
 void check_optimizer(const nn::Optimizer& optimizer);
-/// This rank's part of an optimizer's whole state, in memory of its own, for `load_state_dict`. With a
-/// `model` the state may be by its names.
-nn::StateDict staged_optimizer_state(const nn::Optimizer& optimizer, const StateSource& from,
-                                     nn::Module* model = nullptr);
+/// Of an optimizer's whole state this rank's part, in memory of its own, for `load_state_dict`, and what
+/// belongs to none of its parameters.
+struct StagedOptimizer {
+  static constexpr std::string_view what = "parameter";
+  nn::StateDict part{};
+  std::vector<std::string> unknown{};
+};
+/// With a `model` the state may be by its names.
+StagedOptimizer staged_optimizer_state(const nn::Optimizer& optimizer, const StateSource& from,
+                                       nn::Module* model = nullptr);
 
 }  // namespace sherd::shard

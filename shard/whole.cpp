@@ -116,9 +116,13 @@ nn::StateDict full_state_dict(nn::Module& module) {
   return state;
 }
 
-void load_full_state_dict(nn::Module& module, const nn::StateDict& state) {
+nn::Mismatch load_full_state_dict(nn::Module& module, const nn::StateDict& state, nn::Strict strict) {
   constexpr std::string_view call = "load_full_state_dict";
-  StagedModel(call, module, WholeSource(call, state)).commit();
+  const WholeSource from(call, state);
+  StagedModel staged(call, module, from, strict);
+  if (strict == nn::Strict::yes) check_none_left(call, staged.mismatch().unknown, StagedModel::what);
+  staged.commit();
+  return staged.mismatch();
 }
 
 ShardedStateDict sharded_state_dict(nn::Module& module) {
@@ -148,6 +152,8 @@ namespace {
 std::string name_in(std::string_view call, const StateSource& from, const std::string& first,
                     std::span<const std::string> names, UsedNames& used) {
   std::vector<std::string> there;
+  used.add(first);
+  for (const std::string& name : names) used.add(name);
   for (const std::string& name : names)
     if (std::ranges::find(there, name) == there.end() && from.shape(name)) there.push_back(name);
   if (there.empty()) return first;
@@ -159,7 +165,6 @@ std::string name_in(std::string_view call, const StateSource& from, const std::s
   for (const std::string& other : std::span(there).subspan(1)) {
     if (!values) values = whole(there[0]);
     nn::check_tied(call, *values, whole(other));
-    used.add(other);
   }
   return there[0];
 }
@@ -173,22 +178,24 @@ std::int64_t steps_in(const StateSource& from, std::span<const std::string> name
 
 }  // namespace
 
-StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateSource& from) {
+StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateSource& from,
+                         nn::Strict strict) {
   const NoGrad guard;
   UsedNames used;
   const auto take = [&](const std::string& first, std::span<const std::string> names, const Tensor& into,
-                        const Shape& shape, const Run& run) {
+                        const Shape& shape, const Run& run) -> std::optional<Tensor> {
     const std::string name = name_in(call, from, first, names, used);
+    const std::optional<Shape> given = from.shape(name);
+    if (!given && strict == nn::Strict::no) return mismatch_.missing.push_back(name), std::nullopt;
     check_values(call, name, into);
     check<StateError>(!shows_twice(into.layout()),
                       "{}: elements of the module's '{}' of shape {} and strides {} share memory; make it of "
                       "a clone",
                       call, name, into.shape(), into.strides());
-    const std::optional<Shape> given = from.shape(name);
-    check<ValueError>(given.has_value(), "{}: the state lacks '{}'{}", call, name, from.instead_of(name));
-    check<ShapeError>(*given == shape, "{}: '{}' has shape {} in the module and {} in the state", call, name,
-                      shape, *given);
-    used.add(name);
+    check<ValueError>(given.has_value(), "{}: the state lacks '{}'; pass Strict::no to keep the module's{}",
+                      call, name, from.instead_of(name));
+    check<ShapeError>(*given == shape, "{}: '{}' has shape {} in the module and {} in the state{}", call,
+                      name, shape, *given, from.whose(name));
     const Tensor values = from.read(name, run.begin, run.numel);
     check<DeviceError>(values.device().type != DeviceType::meta,
                        "{}: '{}' is on meta in the state and has no values", call, name);
@@ -199,15 +206,19 @@ StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateS
   for (const FoundParameter& p : found.parameters) {
     const nn::Parameter& object = p.member->object();
     const Tensor local = object.local().detach();
-    copies_.emplace_back(local, take(p.name, p.names, local, object.shape(), run_of(object)));
+    const auto values = take(p.name, p.names, local, object.shape(), run_of(object));
+    if (!values) continue;
+    copies_.emplace_back(local, *values);
     loaded_.emplace_back(object, steps_in(from, p.names));
     if (object.owner() != nullptr) owners_.push_back(object.owner());
   }
   for (const FoundBuffer& b : saved_buffers(found)) {
     const Tensor own = b.member->values();
-    buffers_.emplace_back(b.member, take(b.name, {}, own, own.shape(), {0, own.numel()}));
+    if (auto values = take(b.name, {}, own, own.shape(), {0, own.numel()}))
+      buffers_.emplace_back(b.member, *std::move(values));
   }
-  used.check_all(call, from, "parameter or buffer");
+  std::ranges::sort(mismatch_.missing);
+  mismatch_.unknown = used.others(from);
 }
 
 void StagedModel::commit() {

@@ -149,9 +149,33 @@ void add_merge_flags(CLI::App& app, MergeOptions& options) {
   app.add_option("--part", options.part,
                  help("part", "what of it: model, optimizer, or another part that it has files of", "model",
                       "optimizer"));
+  app.add_option("--out", options.out,
+                 help("out", "file for the tensors, which is replaced, or with --pretrained a new folder",
+                      "PART.safetensors, pretrained", "tensors.safetensors"));
+  app.add_flag("--pretrained", options.pretrained,
+               "write a folder in Hugging Face's format, config.json and files of safetensors [default: one "
+               "file with the model's own names; e.g. --pretrained --out mine]");
+  add_value(app, "--config-from", options.config_from,
+            help("config-from", "with --pretrained: folder with the config.json of such a model",
+                 "what sherd train recorded", "TinyLlama-1.1B"));
+  add_setting(app, "max-shard-size", options.max_shard_size,
+              "with --pretrained: bytes of tensors in one file", "1000000000");
+  app.add_option_function<std::string>(
+      "--group", [&options](const std::string& text) { options.group = number_from<int>("--group", text); },
+      help("group", "of what groups of ranks in a mesh saved each: the number of one, from 0", "none", "1"));
+}
+
+void add_split_flags(CLI::App& app, SplitOptions& options) {
   app.add_option(
-      "--out", options.out,
-      help("out", "file for the tensors, which is replaced", "PART.safetensors", "tensors.safetensors"));
+         "FROM", options.from,
+         "folder in Hugging Face's format, file of whole tensors, or checkpoint [e.g. TinyLlama-1.1B]")
+      ->required();
+  add_value(app, "--ranks", options.ranks,
+            "ranks that the checkpoint is to be of; any number loads it [it must be given; e.g. --ranks 4]")
+      ->required();
+  add_value(app, "--out", options.out,
+            "folder for the checkpoint, which is not there yet [it must be given; e.g. --out step-0]")
+      ->required();
 }
 
 void add_launch_flags(CLI::App& app, LaunchOptions& options) {
@@ -362,6 +386,7 @@ int run(int argc, char** argv) {
   BenchOptions bench_options;
   ReportOptions report_options;
   MergeOptions merge_options;
+  SplitOptions split_options;
   LaunchOptions launch_options;
   CLI::App& train_command = *app.add_subcommand("train", "Train a GPT on text; resumable to the bit.");
   CLI::App& sample_command = *app.add_subcommand("sample", "Continue a text with a trained model.");
@@ -372,7 +397,9 @@ int run(int argc, char** argv) {
   CLI::App& report_command = *app.add_subcommand(
       "report", "Draw a run, or several, as a page: loss, rate, speed, memory, and who owns what.");
   CLI::App& merge_command = *app.add_subcommand(
-      "merge", "Write what the ranks of a checkpoint saved as one file of whole tensors.");
+      "merge", "Write what the ranks of a checkpoint saved as one file, or in Hugging Face's format.");
+  CLI::App& split_command = *app.add_subcommand(
+      "split", "Write a file of whole tensors, or a folder of Hugging Face's, as a checkpoint of ranks.");
   CLI::App& launch_command = *app.add_subcommand(
       "launch", "Run a program as several processes: sherd launch -n N PROGRAM [ARGS...].");
   add_train_flags(train_command, train_options);
@@ -381,6 +408,7 @@ int run(int argc, char** argv) {
   add_bench_flags(bench_command, bench_options);
   add_report_flags(report_command, report_options);
   add_merge_flags(merge_command, merge_options);
+  add_split_flags(split_command, split_options);
   add_launch_flags(launch_command, launch_options);
   const int dashes = launch_dashes(argc, argv);
   const std::vector<Command> commands = {
@@ -401,6 +429,8 @@ int run(int argc, char** argv) {
        [&] { return print_whole(report(report_options, posix_file_system())); }},
       {&merge_command, "sherd merge runs/1",
        [&] { return print_whole(merge(merge_options, posix_file_system())); }},
+      {&split_command, "sherd split model.safetensors --ranks 4 --out step-0",
+       [&] { return print_whole(split(split_options, posix_file_system())); }},
       {&launch_command, "sherd launch -n 4 PROGRAM [ARGS...]", [&] {
          launch_options.command = launch_command.remaining();
          if (dashes < argc) launch_options.command.assign(argv + dashes + 1, argv + argc);

@@ -2,29 +2,93 @@
 
 #include <fmt/format.h>
 
-#include <optional>
+#include <string_view>
+#include <vector>
 
-#include "runtime/io/safetensors.h"
+#include "nn/pretrained.h"
+#include "runtime/error.h"
 #include "runtime/shown.h"
-#include "shard/checkpoint.h"
+#include "shard/convert.h"
+#include "shard/saved_state.h"
 #include "tools/checkpoint.h"
 #include "tools/output.h"
 
 namespace sherd::tools {
+namespace {
+
+using Path = FileSystem::Path;
+
+/// The folder of a run's newest checkpoint, or what was given.
+Path checkpoint_in(const Path& given, FileSystem& files) {
+  if (files.type(given) == std::filesystem::file_type::regular) return given;
+  const std::optional<std::int64_t> step = newest_checkpoint(given, files);
+  return step ? checkpoint_path(given, *step) : given;
+}
+
+bool has_optimizer(const Path& checkpoint, FileSystem& files) {
+  return files.exists(checkpoint / shard::part_name("optimizer", 0, 1)) ||
+         files.exists(checkpoint / shard::part_name("optimizer", 0, 2));
+}
+
+std::string report(std::string_view part, const Path& from, const Path& to, std::size_t tensors) {
+  return fmt::format("{} of {} in {}: {} tensors\n", part, shown(from.string(), 300), shown(to.string(), 300),
+                     tensors);
+}
+
+std::string merge_pretrained(const MergeOptions& options, const Path& checkpoint,
+                             const shard::WholeTensors& whole, FileSystem& files) {
+  const Path out = options.out.empty() ? "pretrained" : options.out;
+  check_new_folder("--out", out, {checkpoint.string(), options.config_from}, files);
+  nn::SavePretrainedOptions saved{.max_shard_size = options.max_shard_size, .files = files};
+  if (!options.config_from.empty()) {
+    saved.config_from = options.config_from;
+    nn::save_pretrained(whole.tensors, out, saved);
+  } else {
+    check<ValueError>(files.exists(checkpoint / "config.json"),
+                      "--config-from: '{}' is no checkpoint of sherd train, whose config.json says of what "
+                      "model it is; name a folder with the config.json of such a model",
+                      shown(checkpoint.string(), 300));
+    nn::save_pretrained(model_options(read_config(checkpoint, files).options), whole.tensors, out, saved);
+  }
+  return report(options.part, checkpoint, out, whole.tensors.size());
+}
+
+}  // namespace
 
 std::string merge(const MergeOptions& options, FileSystem& files) {
-  const FileSystem::Path given = options.checkpoint;
-  const std::optional<std::int64_t> step = newest_checkpoint(given, files);
-  const FileSystem::Path checkpoint = step ? checkpoint_path(given, *step) : given;
+  const Path checkpoint = checkpoint_in(options.checkpoint, files);
+  const shard::CheckpointTensorsOptions from{options.part, options.group, files};
+  if (options.pretrained)
+    return merge_pretrained(options, checkpoint, shard::checkpoint_tensors(checkpoint, from), files);
   const Output out{"--out",
                    options.out.empty() ? options.part + ".safetensors" : options.out,
                    {checkpoint.string()},
                    {},
                    Holds::tensors};
   check_output(out, files);
-  shard::merge_checkpoint(checkpoint, out.path, options.part, files);
-  return fmt::format("{} of {} in {}: {} tensors\n", options.part, shown(checkpoint.string(), 300),
-                     shown(out.path.string(), 300), SafetensorsFile(out.path, files).entries().size());
+  shard::merge_checkpoint(checkpoint, out.path, from);
+  return report(options.part, checkpoint, out.path, SafetensorsFile(out.path, files).entries().size());
+}
+
+std::string split(const SplitOptions& options, FileSystem& files) {
+  constexpr int most = 4096;
+  check<ValueError>(options.ranks > 0 && options.ranks <= most, "--ranks: {} is not from 1 to {}",
+                    options.ranks, most);
+  const Path from = checkpoint_in(options.from, files);
+  check_new_folder("--out", options.out, {from.string()}, files);
+  std::vector<shard::NamedTensors> parts;
+  if (nn::is_pretrained(from, files)) {
+    parts.push_back({"model", {nn::pretrained_tensors(from, files)}});
+  } else {
+    parts.push_back({"model", shard::checkpoint_tensors(from, {.files = files})});
+    if (has_optimizer(from, files))
+      parts.push_back({"optimizer", shard::checkpoint_tensors(from, {.part = "optimizer", .files = files})});
+  }
+  shard::split_checkpoint(parts, options.out, options.ranks, files);
+  std::string text;
+  for (const shard::NamedTensors& part : parts)
+    text += report(part.part, from, options.out, part.whole.tensors.size());
+  return text;
 }
 
 }  // namespace sherd::tools

@@ -95,6 +95,18 @@ void check_output(const Output& output, FileSystem& files) {
             "is a file of a run or checkpoint, which only training replaces");
 }
 
+void check_new_folder(std::string_view flag, const Path& path, const std::vector<std::string>& taken,
+                      FileSystem& files) {
+  const auto refuse_if = [&](bool wrong, std::string_view why) {
+    check<FileError>(!wrong, "{}: '{}' {}; name another folder", flag, shown(path.string(), 300), why);
+  };
+  refuse_if(path.empty() || files.exists(path), path.empty() ? "names none" : "is there already");
+  refuse_if(!is_a_folder(resolved(path).parent_path()), "lies in no folder that is there");
+  for (const std::string& folder : taken)
+    refuse_if(!folder.empty() && way_to(folder, path).has_value(),
+              fmt::format("lies in '{}', which this command reads", shown(folder, 300)));
+}
+
 void write_output(const Output& output, std::string_view content, FileSystem& files) {
   check_output(output, files);
   write_durably(output.path, [&](OutputFile& file) { file.write(content); }, files);

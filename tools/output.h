@@ -28,6 +28,11 @@ struct Output {
 /// folder that will not be there. Asked before a command's work, so that none is done in vain.
 void check_output(const Output& output, FileSystem& files);
 
+/// For a folder that a command makes: FileError where something has that name, or its parent is not there, or
+/// is or lies in one of the folders `taken`.
+void check_new_folder(std::string_view flag, const FileSystem::Path& path,
+                      const std::vector<std::string>& taken, FileSystem& files);
+
 /// Whether `path` would be read with the folder `folder`, as what begins with a dot is not.
 bool is_read_with(const FileSystem::Path& folder, const FileSystem::Path& path);
 

@@ -19,6 +19,7 @@
 #include "shard/data_parallel.h"
 #include "shard/fsdp.h"
 #include "shard/optimizer_state.h"
+#include "shard/part_file.h"
 #include "shard/saved_state.h"
 #include "tests/catch.h"
 #include "tests/counting_file_system.h"
@@ -518,7 +519,7 @@ TEST_CASE("a call that one rank makes alone is named on all, as the program wrot
        [&](Trainee& t, const Group& ranks) { shard::save_checkpoint(t.net, folder / "new", ranks); }},
       {"'load_checkpoint'",
        [&](Trainee& t, const Group& ranks) { shard::load_checkpoint(t.net, folder / "saved", ranks); }},
-      {"'load_sharded_state_dict of ",
+      {"'load_sharded_state_dict'",
        [&](Trainee& t, const Group& ranks) {
          shard::load_sharded_state_dict(t.net, shard::sharded_state_dict(t.net), ranks);
        }},

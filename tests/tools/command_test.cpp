@@ -269,7 +269,7 @@ TEST_CASE("a word out of place is named, with the rule and the way out") {
   const Line lines[] = {
       {{}, "no command", "sherd train --data book.txt"},
       {{""}, "no command", "sherd train --data book.txt"},
-      {{"evaluate"}, "'evaluate'", "train, sample, inspect, bench, report, merge and launch"},
+      {{"evaluate"}, "'evaluate'", "train, sample, inspect, bench, report, merge, split and launch"},
       {{"evaluate", "--help"}, "'evaluate'", "sherd --help"},
       {{"checkpoint"}, "'checkpoint'", "sherd --help"},
       {{"trian"}, "'trian'", "did you mean train?"},
@@ -312,7 +312,7 @@ TEST_CASE("a word out of place is named, with the rule and the way out") {
       {{"launch", "-n", "2", "--hsots", "a", "true"}, "'--hsots'", "did you mean --hosts?"},
       {{"launch", "-n", "2", "--hsots=a", "--", "true"}, "'--hsots=a'", "did you mean --hosts?"},
       {{"launch", "--np", "2", "true"}, "'--np'", "sherd launch -n 4 PROGRAM"},
-      {{"launch-rank"}, "'launch-rank'", "train, sample, inspect, bench, report, merge and launch"},
+      {{"launch-rank"}, "'launch-rank'", "train, sample, inspect, bench, report, merge, split and launch"},
   };
   for (const Line& line : lines) {
     Command run(folder, line.words);
@@ -337,7 +337,8 @@ TEST_CASE("a value that is empty is refused by its flag, but for a prompt") {
       {{"sample"}, {"--checkpoint"}},
       {{"sample", "--checkpoint", "."}, {"--device"}},
       {{"report", "."}, {"--out"}},
-      {{"merge", "."}, {"--out", "--part"}},
+      {{"merge", "."}, {"--out", "--part", "--config-from", "--group", "--max-shard-size"}},
+      {{"split", "."}, {"--out", "--ranks"}},
       {{"launch", "-n", "1"}, {"--hosts", "--events", "--mpirun-arg", "--connect-within"}}};
   for (const auto& [command, flags] : commands)
     for (const std::string& flag : flags)

@@ -1,7 +1,9 @@
-// `sherd merge`: one file of what any ranks saved.
+// `sherd merge` and `sherd split`: what any ranks saved in other forms, and back.
 #include "tools/merge.h"
 
+#include "nn/pretrained.h"
 #include "nn/state_file.h"
+#include "shard/saved_state.h"
 #include "tests/catch.h"
 #include "tests/tools/command.h"
 #include "tests/tools/small_run.h"
@@ -63,4 +65,69 @@ TEST_CASE("what cannot be merged is one line, and nothing is written") {
   }
   CHECK(posix_file_system().read(folder / "two/step-2/model.rank-0.safetensors") == before);
   CHECK_FALSE(std::filesystem::exists(folder / "model.safetensors"));
+}
+
+TEST_CASE("a run becomes a folder of Hugging Face's, and that the checkpoint of any ranks") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  REQUIRE(run(folder, with(trains, {"two", "--ranks", "2"})) == 0);
+  Command merges(folder, {"merge", "two", "--pretrained", "--out", "mine"});
+  CHECK(merges.wait() == 0);
+  CHECK_THAT(merges.out(), ContainsSubstring("model of two/step-2 in mine: "));
+  REQUIRE(run(folder, {"merge", "two"}) == 0);
+  const nn::StateDict whole = nn::load_state(folder / "model.safetensors");
+  const nn::Gpt model = nn::load_gpt(folder / "mine");
+  for (const auto& [name, tensor] : model.state_dict())
+    CHECK(tensor.to_vector<float>() == whole.at(name).to_vector<float>());
+  // Several files, and config.json from a folder.
+  CHECK(run(folder, {"merge", "two", "--pretrained", "--out", "again", "--config-from", "mine",
+                     "--max-shard-size", "1000"}) == 0);
+  CHECK(std::filesystem::exists(folder / "again/model.safetensors.index.json"));
+  for (const std::string from : {"mine", "again", "model.safetensors", "two"})
+    for (const int ranks : {1, 3}) {
+      const std::string out = fmt::format("{} {}", from, ranks);
+      Command splits(folder, {"split", from, "--ranks", std::to_string(ranks), "--out", out});
+      CHECK(splits.wait() == 0);
+      INFO(splits.err());
+      CHECK_THAT(splits.out(), ContainsSubstring("model of ") && ContainsSubstring("in " + out + ": "));
+      CHECK((splits.out().find("optimizer of ") != std::string::npos) == (from == "two"));
+      const shard::SavedState saved(folder / out, "model");
+      for (const auto& [name, tensor] : whole)
+        CHECK(saved.read(*saved.find(name), 0, tensor.numel()).to_vector<float>() ==
+              tensor.to_vector<float>());
+    }
+}
+
+TEST_CASE("what becomes no folder and no checkpoint is one line, and nothing is written") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  REQUIRE(run(folder, with(trains, {"two", "--ranks", "2"})) == 0);
+  REQUIRE(run(folder, {"merge", "two"}) == 0);
+  REQUIRE(run(folder, {"split", "model.safetensors", "--ranks", "2", "--out", "alone"}) == 0);
+  const auto before = contents(folder / "two"), before_alone = contents(folder / "alone");
+  const std::pair<Arguments, std::string> refusals[] = {
+      {{"merge", "two", "--pretrained", "--out", "two"}, "--out"},
+      {{"merge", "two", "--pretrained", "--out", "two/step-2/new"}, "--out"},
+      {{"merge", "two", "--pretrained", "--out", "missing/new"}, "--out"},
+      {{"merge", "alone", "--pretrained", "--out", "new"}, "--config-from"},
+      {{"merge", "two", "--pretrained", "--out", "new", "--config-from", "two/step-2"}, "config.json"},
+      {{"merge", "two", "--pretrained", "--out", "new", "--part", "optimizer"}, "lack 'tok.weight'"},
+      {{"merge", "two", "--pretrained", "--out", "new", "--max-shard-size", "0"}, "max_shard_size is 0"},
+      {{"merge", "two", "--group", "x"}, "--group"},
+      {{"split", "two", "--ranks", "2", "--out", "alone"}, "--out"},
+      {{"split", "two", "--ranks", "2", "--out", "two/step-2/new"}, "--out"},
+      {{"split", "two", "--ranks", "0", "--out", "new"}, "--ranks"},
+      {{"split", "two", "--ranks", "-1", "--out", "new"}, "--ranks"},
+      {{"split", "text", "--ranks", "2", "--out", "new"}, "text"},
+      {{"split", "nowhere", "--ranks", "2", "--out", "new"}, "nowhere"}};
+  for (const auto& [words, named] : refusals) {
+    Command refused(folder, words);
+    CHECK(refused.wait() == 1);
+    INFO(refused.err());
+    CHECK(std::ranges::count(refused.err(), '\n') == 1);
+    CHECK_THAT(refused.err(), ContainsSubstring(named));
+  }
+  CHECK((contents(folder / "two") == before));
+  CHECK((contents(folder / "alone") == before_alone));
+  CHECK_FALSE(std::filesystem::exists(folder / "new"));
 }

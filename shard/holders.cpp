@@ -1,0 +1,224 @@
+#include "shard/holders.h"
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "autograd/node.h"
+#include "nn/shared_gradients.h"
+#include "runtime/error.h"
+#include "shard/agree.h"
+#include "shard/build.h"
+#include "shard/unit.h"
+
+namespace sherd::shard {
+
+std::optional<Ranks> sharers_of(const nn::Parameter& p) {
+  if (const ParameterGroup* group = group_of(p)) return group->spec().ranks;
+  if (const auto* shared = dynamic_cast<const nn::SharedGradients*>(sink_of(p.local())))
+    return Ranks{.shard = {}, .replicas = shared->ranks(), .block = {}};
+  return {};
+}
+
+std::string words_of(const Ranks& holders) {
+  std::vector<std::string> words;
+  for (const Group& group : {holders.shard, holders.replicas})
+    if (group.defined())
+      words.push_back(fmt::format("{} of the ranks {}", group.name(), fmt::join(group.world_ranks(), ", ")));
+  return words.empty() ? "one rank alone" : fmt::format("{}", fmt::join(words, " with "));
+}
+
+std::int64_t key_of(std::string_view text) {
+  return static_cast<std::int64_t>(std::hash<std::string_view>{}(text) >> 1);
+}
+
+/// Shards and replicas of holders, as all ranks know them.
+using Pair = std::pair<std::int64_t, std::int64_t>;
+
+/// Which ranks of all announced which holders.
+class Announced {
+ public:
+  explicit Announced(const std::vector<std::vector<std::int64_t>>& lists);
+  /// The first rank of those that hold a whole together with `rank`.
+  int first_with(const Pair& holders, int rank) const;
+
+ private:
+  std::vector<std::set<Pair>> pairs_;
+};
+
+namespace {
+
+/// What of a group all of its ranks say alike; 0 for one rank alone.
+std::int64_t key_of_ranks(const Group& group) {
+  return group.defined() ? key_of(fmt::format("{}", fmt::join(group.world_ranks(), " "))) : 0;
+}
+
+Pair pair_of(const Ranks& holders) { return {key_of_ranks(holders.shard), key_of_ranks(holders.replicas)}; }
+
+bool are_same(const Group& a, const Group& b) {
+  return a == b || (a.defined() && b.defined() && std::ranges::equal(a.world_ranks(), b.world_ranks()));
+}
+
+bool alike(const std::optional<Ranks>& a, const std::optional<Ranks>& b) {
+  return a.has_value() == b.has_value() &&
+         (!a || (are_same(a->shard, b->shard) && are_same(a->replicas, b->replicas)));
+}
+
+/// A name of the module and who holds it.
+using Held = std::pair<std::string, std::optional<Ranks>>;
+
+/// Of the parameters under `prefix`; none where they have unlike ones. Whether there are any is the second.
+std::pair<std::optional<Ranks>, bool> holders_below(std::span<const Held> parameters,
+                                                    std::string_view prefix) {
+  const Held* first = nullptr;
+  for (const Held& p : parameters) {
+    if (!p.first.starts_with(prefix)) continue;
+    if (first == nullptr) first = &p;
+    if (!alike(first->second, p.second)) return {{}, true};
+  }
+  return {first == nullptr ? std::nullopt : first->second, first != nullptr};
+}
+
+std::optional<Ranks> holders_of_buffer(std::span<const Held> parameters, std::string prefix) {
+  do {
+    const std::size_t dot = prefix.rfind('.');
+    prefix.resize(dot == std::string::npos ? 0 : dot);
+    const auto [holders, any] = holders_below(parameters, prefix.empty() ? prefix : prefix + ".");
+    if (any) return holders;
+  } while (!prefix.empty());
+  return {};
+}
+
+std::vector<Held> held_in(nn::Module& module) {
+  const Found found = find_members(module);
+  std::vector<Held> held;
+  for (const FoundParameter& p : found.parameters) held.emplace_back(p.name, sharers_of(p.member->object()));
+  const std::size_t parameters = held.size();
+  for (const FoundBuffer& b : found.buffers)
+    if (b.member->persistence() == nn::Persistence::saved) {
+      std::optional<Ranks> holders = holders_of_buffer(std::span(held).first(parameters), b.name);
+      held.emplace_back(b.name, std::move(holders));
+    }
+  return held;
+}
+
+bool are_among(const Ranks& holders, const std::set<int>& all) {
+  for (const Group& group : {holders.shard, holders.replicas})
+    if (group.defined() &&
+        !std::ranges::all_of(group.world_ranks(), [&](int rank) { return all.contains(rank); }))
+      return false;
+  return true;
+}
+
+int size_of(const Ranks& holders) {
+  return RankOfGroup(holders.shard).ranks * RankOfGroup(holders.replicas).ranks;
+}
+
+}  // namespace
+
+Announced::Announced(const std::vector<std::vector<std::int64_t>>& lists) {
+  for (const auto& list : lists) {
+    std::set<Pair>& pairs = pairs_.emplace_back();
+    for (std::size_t i = 0; i + 1 < list.size(); i += 2) pairs.emplace(list[i], list[i + 1]);
+  }
+}
+
+int Announced::first_with(const Pair& holders, int rank) const {
+  const std::int64_t replicas = holders.second;
+  std::set<std::int64_t> of_replicas;  // whose ranks hold all together
+  for (const std::set<Pair>& pairs : pairs_)
+    for (const Pair& pair : pairs)
+      if (replicas != 0 && pair.second == replicas) of_replicas.insert(pair.first);
+  const auto is_with = [&](const Pair& pair) {
+    const bool both = holders.first != 0 && holders.second != 0;
+    return both ? pair.second != 0 && of_replicas.contains(pair.first) : pair == holders && pair != Pair();
+  };
+  for (int other = 0; other < rank; ++other)
+    if (std::ranges::any_of(pairs_[static_cast<std::size_t>(other)], is_with)) return other;
+  return rank;
+}
+
+NameGroups::NameGroups(std::string_view call, nn::Module& module, const Group& ranks)
+    : rank_(RankOfGroup(ranks).rank), ranks_(RankOfGroup(ranks).ranks) {
+  all_.is_first = rank_ == 0;
+  if (ranks_ == 1) return;
+  const CallOptions options{.label = std::string(call)};
+  std::vector<Held> held;
+  together(ranks, call, [&] {
+    write_back(module);
+    held = held_in(module);
+  });
+  const std::set<int> all_ranks(ranks.world_ranks().begin(), ranks.world_ranks().end());
+  std::set<Pair> own;
+  for (auto& [name, holders] : held) {
+    if (!holders) continue;
+    if (!are_among(*holders, all_ranks)) {
+      if (!beyond_) beyond_.emplace(name, *holders);
+    } else if (size_of(*holders) < ranks_) {
+      own.insert(pair_of(*holders));
+      limited_[name] = {.holders = *holders, .words = words_of(*holders)};
+    }
+  }
+  std::vector<std::int64_t> numbers;
+  for (const auto& [shards, replicas] : own) numbers.insert(numbers.end(), {shards, replicas});
+  const auto announced = lists_of_all(ranks, numbers, options);
+  if (std::ranges::any_of(announced, [](const auto& list) { return !list.empty(); }))
+    number(Announced(announced), ranks, options);
+}
+
+void NameGroups::number(const Announced& all, const Group& ranks, const CallOptions& options) {
+  std::vector<std::int64_t> names;
+  for (auto& [name, group] : limited_) {
+    group.first = all.first_with(pair_of(group.holders), rank_);
+    group.is_first = group.first == rank_;
+    names.insert(names.end(), {key_of(name), group.first});
+  }
+  std::unordered_map<std::int64_t, std::set<std::int64_t>> groups;  // of each name, by their first ranks
+  for (const auto& list : lists_of_all(ranks, names, options))
+    for (std::size_t i = 0; i + 1 < list.size(); i += 2) groups[list[i]].insert(list[i + 1]);
+  for (auto& [name, group] : limited_) {
+    const std::set<std::int64_t>& of_name = groups.at(key_of(name));
+    group.groups = static_cast<int>(of_name.size());
+    group.number = static_cast<int>(std::distance(of_name.begin(), of_name.find(group.first)));
+  }
+}
+
+const GroupOfName& NameGroups::of(const std::string& name) const {
+  const auto found = limited_.find(name);
+  return found == limited_.end() ? all_ : found->second;
+}
+
+void NameGroups::check_complete(std::string_view call) const {
+  if (!beyond_) return;
+  fail<ValueError>(
+      "{}: the elements of '{}' lie on {}, which are not all among the {} ranks of the call; give the group "
+      "of all that share the model",
+      call, beyond_->first, words_of(beyond_->second), ranks_);
+}
+
+std::string parameter_of_state(const std::string& entry) {
+  constexpr std::string_view before = "state.";
+  const std::size_t end = entry.rfind('.');
+  return entry.starts_with(before) && end > before.size() ? entry.substr(before.size(), end - before.size())
+                                                          : std::string();
+}
+
+std::vector<bool> first_to_have(const Group& ranks, std::span<const std::int64_t> keys,
+                                std::string_view call) {
+  const RankOfGroup me(ranks);
+  const CallOptions options{.label = std::string(call)};
+  const std::int64_t digest[] = {key_of(fmt::format("{}", fmt::join(keys, " ")))};
+  const std::vector<std::int64_t> digests = of_all_ranks(ranks, digest, options);
+  if (std::ranges::all_of(digests, [&](std::int64_t other) { return other == digests[0]; }))
+    return std::vector<bool>(keys.size(), me.rank == 0);
+  std::set<std::int64_t> before;
+  const auto lists = lists_of_all(ranks, keys, options);
+  for (int rank = 0; rank < me.rank; ++rank)
+    before.insert(lists[static_cast<std::size_t>(rank)].begin(), lists[static_cast<std::size_t>(rank)].end());
+  std::vector<bool> first;
+  for (const std::int64_t key : keys) first.push_back(!before.contains(key));
+  return first;
+}
+
+}  // namespace sherd::shard
