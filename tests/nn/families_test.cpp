@@ -352,6 +352,92 @@ TEST_CASE("families: config.json of older and newer versions says the same") {
   CHECK(yarn({{"mscale", 1.0}, {"mscale_all_dim", 1.0}}).amplitude == 1);
 }
 
+TEST_CASE("families: config.json of models as they are published are understood, to the last key") {
+  const TempDirectory root;
+  const auto read = [&](const char* config) {
+    if (posix_file_system().exists(root / "config.json")) posix_file_system().remove(root / "config.json");
+    posix_file_system().create(root / "config.json")->write(config);
+    LlamaOptions o = llama_options(root.path());
+    o.tensor.device = Device::meta();
+    std::int64_t numbers = 0;
+    for (const Parameter& p : Llama(o).parameters()) numbers += p.numel();
+    return std::pair(o, numbers);
+  };
+  const auto [llama, llama_numbers] = read(R"({"architectures": ["LlamaForCausalLM"], "attention_bias": false,
+    "attention_dropout": 0.0, "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu",
+    "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 131072,
+    "mlp_bias": false, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 8.0,
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.42.3",
+    "use_cache": true, "vocab_size": 128256})");
+  CHECK(llama_numbers == 8030261248);
+  CHECK(llama.rope_scaling == RotaryScaling{.factor = 8});
+  const auto [mistral, mistral_numbers] = read(R"({"architectures": ["MistralForCausalLM"], "bos_token_id": 1,
+    "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+    "sliding_window": 4096, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.34.0",
+    "use_cache": true, "vocab_size": 32000})");
+  CHECK(mistral_numbers == 7241732096);
+  CHECK(mistral.window_of(31) == 4096);
+  const auto [qwen2, qwen2_numbers] =
+      read(R"({"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0,
+    "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 3584,
+    "initializer_range": 0.02, "intermediate_size": 18944, "max_position_embeddings": 32768, "max_window_layers": 28,
+    "model_type": "qwen2", "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "transformers_version": "4.41.2", "use_cache": true, "use_mrope": false,
+    "use_sliding_window": false, "vocab_size": 152064})");
+  CHECK(qwen2_numbers == 7615616512);
+  CHECK_FALSE(qwen2.window_of(27).has_value());
+  const auto [qwen3, qwen3_numbers] = read(R"({"architectures": ["Qwen3ForCausalLM"], "attention_bias": false,
+    "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 40960,
+    "max_window_layers": 28, "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000,
+    "sliding_window": null, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "transformers_version": "4.51.0",
+    "use_cache": true, "use_sliding_window": false, "vocab_size": 151936})");
+  CHECK(qwen3_numbers == 596049920);
+  CHECK(qwen3.query_key_norms);
+  const auto [gemma2, gemma2_numbers] =
+      read(R"({"architectures": ["Gemma2ForCausalLM"], "attention_bias": false,
+    "attention_dropout": 0.0, "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid",
+    "eos_token_id": 1, "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 3584, "initializer_range": 0.02,
+    "intermediate_size": 14336, "max_position_embeddings": 8192, "model_type": "gemma2", "num_attention_heads": 16,
+    "num_hidden_layers": 42, "num_key_value_heads": 8, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_size": 4096,
+    "torch_dtype": "float32", "transformers_version": "4.42.0.dev0", "use_cache": true, "vocab_size": 256000})");
+  CHECK(gemma2_numbers == 9241705984);
+  CHECK(gemma2.window_of(40) == 4096);
+  CHECK_FALSE(gemma2.window_of(41).has_value());
+  const auto [gemma3, gemma3_numbers] =
+      read(R"({"architectures": ["Gemma3ForCausalLM"], "attention_bias": false,
+    "attention_dropout": 0.0, "attn_logit_softcapping": null, "bos_token_id": 2, "cache_implementation": "hybrid",
+    "eos_token_id": [1, 106], "final_logit_softcapping": null, "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "initializer_range": 0.02,
+    "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text",
+    "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0,
+    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": null,
+    "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0", "use_cache": true, "vocab_size": 262144})");
+  CHECK(gemma3_numbers == 999885952);
+  CHECK(gemma3.rotary_of(4).base == 1e4);
+  CHECK(gemma3.rotary_of(5).base == 1e6);
+  const auto [phi3, phi3_numbers] = read(R"({"_name_or_path": "Phi-3-mini-4k-instruct",
+    "architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "bos_token_id": 1, "embd_pdrop": 0.0,
+    "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
+    "intermediate_size": 8192, "max_position_embeddings": 4096, "model_type": "phi3", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "original_max_position_embeddings": 4096,
+    "pad_token_id": 32000, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000.0,
+    "sliding_window": 2047, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.2", "use_cache": true, "vocab_size": 32064})");
+  CHECK(phi3_numbers == 3821079552);
+  CHECK(phi3.window_of(0) == 2047);
+}
+
 TEST_CASE("families: a config.json with anything in it gives a model or an error of Sherd's") {
   std::mt19937 random(7);
   const auto below = [&](std::size_t n) {
