@@ -162,12 +162,16 @@ LlamaOptions llama_options(LlamaFamily family) {
 }
 
 std::int64_t LlamaOptions::rotary_width() const {
-  return static_cast<std::int64_t>(static_cast<double>(head_width()) * partial_rotary_factor);
+  const bool share = partial_rotary_factor > 0 && partial_rotary_factor <= 1;
+  return share ? static_cast<std::int64_t>(static_cast<double>(head_width()) * partial_rotary_factor) : 0;
 }
 
 std::optional<std::int64_t> LlamaOptions::window_of(std::int64_t layer) const {
-  const bool all = !layer_types.empty() && layer_types.at(static_cast<std::size_t>(layer)) == Reach::all;
-  return all ? std::nullopt : sliding_window;
+  if (layer_types.empty()) return sliding_window;
+  const auto at = static_cast<std::size_t>(layer);
+  check<ValueError>(at < layer_types.size(), "Llama: layer {} of {}, which layer_types names", layer,
+                    layer_types.size());
+  return layer_types[at] == Reach::all ? std::nullopt : sliding_window;
 }
 
 RotaryOptions LlamaOptions::rotary_of(std::int64_t layer) const {
@@ -180,7 +184,9 @@ RotaryOptions LlamaOptions::rotary_of(std::int64_t layer) const {
 
 std::int64_t LlamaOptions::context() const {
   if (rope_scaling.kind != RotaryKind::dynamic) return max_position_embeddings;
-  return static_cast<std::int64_t>(rope_scaling.factor * static_cast<double>(max_position_embeddings));
+  constexpr double most = 1e15;
+  return static_cast<std::int64_t>(
+      std::min(rope_scaling.factor * static_cast<double>(max_position_embeddings), most));
 }
 
 GatedMlp::GatedMlp(std::int64_t width, std::int64_t hidden, LinearOptions options, Gate gate,

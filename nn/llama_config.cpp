@@ -263,6 +263,9 @@ LlamaOptions llama_options_of(const Config& c) {
 /// What decides a model's results, by the names of options.
 std::vector<std::pair<std::string_view, std::string>> settings_of(const LlamaOptions& o) {
   const RotaryScaling& s = o.rope_scaling;
+  const auto word = [](auto value, std::initializer_list<const char*> words) {
+    return std::string(words.begin()[static_cast<int>(value)]);
+  };
   const auto number = [](const auto& value) { return value ? fmt::format("{}", *value) : "none"; };
   std::vector<std::pair<std::string_view, std::string>> all = {
       {"vocab_size", fmt::format("{}", o.vocab_size)},
@@ -275,17 +278,19 @@ std::vector<std::pair<std::string_view, std::string>> settings_of(const LlamaOpt
       {"max_position_embeddings", fmt::format("{}", o.max_position_embeddings)},
       {"rms_norm_eps", fmt::format("{}", o.rms_norm_eps)},
       {"rope_theta", fmt::format("{}", o.rope_theta)},
-      {"rope_scaling", fmt::format("{} {} {} {} {} {}", static_cast<int>(s.kind), s.factor, s.low, s.high,
-                                   s.kind == RotaryKind::dynamic ? 0 : s.original, s.amplitude)},
+      {"rope_scaling",
+       fmt::format("{} {} {} {} {} {}",
+                   word(s.kind, {"linear", "dynamic", "llama3", "yarn", "yarn_fractional"}), s.factor, s.low,
+                   s.high, s.kind == RotaryKind::dynamic ? 0 : s.original, s.amplitude)},
       {"tie_word_embeddings", fmt::format("{}", o.tie_word_embeddings)},
-      {"attention_bias", fmt::format("{}", static_cast<int>(o.attention_bias))},
+      {"attention_bias", word(o.attention_bias, {"none", "inputs", "all"})},
       {"mlp_bias", fmt::format("{}", o.mlp_bias)},
-      {"hidden_act", fmt::format("{}", static_cast<int>(o.hidden_act))},
-      {"norms", fmt::format("{}", static_cast<int>(o.norms))},
-      {"gain", fmt::format("{}", static_cast<int>(o.gain))},
+      {"hidden_act", word(o.hidden_act, {"silu", "gelu", "gelu_tanh"})},
+      {"norms", word(o.norms, {"before", "before_and_behind"})},
+      {"gain", word(o.gain, {"weight", "one_plus_weight"})},
       {"query_key_norms", fmt::format("{}", o.query_key_norms)},
-      {"projections", fmt::format("{}", static_cast<int>(o.projections))},
-      {"embedding_scale", fmt::format("{}", static_cast<int>(o.embedding_scale))},
+      {"projections", word(o.projections, {"apart", "fused"})},
+      {"embedding_scale", word(o.embedding_scale, {"one", "root_of_width"})},
       {"query_pre_attn_scalar",
        fmt::format("{}", o.query_pre_attn_scalar.value_or(static_cast<double>(o.head_width())))},
       {"attn_logit_softcapping", number(o.attn_logit_softcapping)},
@@ -330,7 +335,7 @@ json scaling_in_config(const RotaryScaling& s) {
   if (kind == RotaryKind::yarn)
     scaling.update({{"beta_slow", s.low}, {"beta_fast", s.high}, {"attention_factor", s.amplitude}});
   if (kind == RotaryKind::llama3 || kind == RotaryKind::yarn)
-    scaling["original_max_position_embeddings"] = static_cast<std::int64_t>(s.original);
+    scaling["original_max_position_embeddings"] = whole_if(s.original);
   if (s.kind == RotaryKind::yarn_fractional) scaling["truncate"] = false;
   return scaling;
 }

@@ -151,6 +151,15 @@ TEST_CASE("llama: a window as wide as the sequence is none, and keys beyond a na
     const Tensor a = near(x).detach(), b = near(other).detach();
     CHECK(same_bits(narrow(a, 1, 8, 4), narrow(b, 1, 8, 4)));
     CHECK(distance(narrow(a, 1, 7, 1), narrow(b, 1, 7, 1)) > 1e-4);
+    for (const std::int64_t window : {1, 2}) {
+      options.sliding_window = window;
+      const Llama narrow_one = make(options);
+      const Tensor all = narrow_one(x).detach();
+      KeyValueCache cache;
+      for (std::int64_t at = 0; at < 12; at += 3)
+        CHECK(distance(narrow_one(narrow(x, 1, at, 3), cache).detach(), narrow(all, 1, at, 3)) < 1e-5);
+      CHECK(cache[0].seen() == 12);
+    }
   }
 }
 
@@ -184,7 +193,7 @@ TEST_CASE("llama: sizes that do not go together are refused by name") {
   refused([](LlamaOptions& o) { o.layer_types = {Reach::all}; }, "1 entries for 2 layers");
   refused([](LlamaOptions& o) { o.layer_types = {Reach::all, Reach::window}; },
           "sliding_window is not given");
-  for (const double share : {-1.0, 0.0, 0.25, 1.5}) {  // of 4 features
+  for (const double share : {-1.0, 0.0, 0.25, 1.5, std::nan("")}) {  // of 4 features
     INFO(share);
     refused([&](LlamaOptions& o) { o.partial_rotary_factor = share; }, "features turn");
   }
@@ -193,4 +202,8 @@ TEST_CASE("llama: sizes that do not go together are refused by name") {
   refused([](LlamaOptions& o) { o.final_logit_softcapping = std::nan(""); }, "final_logit_softcapping nan");
   refused([](LlamaOptions& o) { o.rope_local_base_freq = 0; }, "rope_local_base_freq 0");
   CHECK_THROWS_AS(make()(tokens({12})), ShapeError);
+  LlamaOptions options = tiny;
+  options.layer_types = {Reach::all, Reach::all};
+  for (const std::int64_t layer : {2, -1})
+    CHECK(one_line_about(message_of<ValueError>([&] { LlamaBlock(options, layer); }), "layer_types"));
 }
