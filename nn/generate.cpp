@@ -108,7 +108,7 @@ std::vector<std::int64_t> generate(const Gpt& model, std::span<const std::int64_
 }
 std::vector<std::int64_t> generate(const Llama& model, std::span<const std::int64_t> prompt,
                                    const GenerateOptions& options, const OnToken& on_token) {
-  return continued(model, model.options.max_position_embeddings, prompt, options, on_token);
+  return continued(model, model.options.context(), prompt, options, on_token);
 }
 
 }  // namespace sherd::nn

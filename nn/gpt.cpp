@@ -81,7 +81,7 @@ Tensor Gpt::forward(const Tensor& tokens) const {
 
 Tensor Gpt::forward(const Tensor& tokens, KeyValueCache& cache) const {
   cache.resize(blocks.size());
-  Tensor x = embed(tokens, cache[0].keys.defined() ? cache[0].keys.size(2) : 0);
+  Tensor x = embed(tokens, cache[0].seen());
   for (std::size_t i = 0; i < blocks.size(); ++i) x = blocks[i](x, &cache[i]);
   return head(ln(x));
 }

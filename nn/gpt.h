@@ -19,9 +19,13 @@ struct GptOptions {
   bool tie_word_embeddings = true;         ///< whether the head shares the weight of `tok`
 };
 
-/// Keys and values of one layer for the positions seen so far, (B, H, T, width / H) each.
+/// Keys and values of one layer for the positions seen so far, (B, H, T, width / H) each, but for the first
+/// `dropped`, which no later query sees.
 struct KeyValues {
   Tensor keys, values;
+  std::int64_t dropped = 0;
+  /// How many positions were seen.
+  std::int64_t seen() const { return dropped + (keys.defined() ? keys.size(2) : 0); }
 };
 /// For each layer its keys and values; pass an empty one first.
 using KeyValueCache = std::vector<KeyValues>;

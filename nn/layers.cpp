@@ -144,8 +144,14 @@ GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, double eps, Ten
 LayerNorm::LayerNorm(std::int64_t width, double eps, TensorOptions options)
     : weight(ones({width}, options)), bias(zeros({width}, options)), eps(eps) {}
 
-RmsNorm::RmsNorm(std::int64_t width, double eps, TensorOptions options)
-    : weight(ones({width}, options)), eps(eps) {}
+RmsNorm::RmsNorm(std::int64_t width, double eps, TensorOptions options, Gain gain)
+    : weight(gain == Gain::weight ? ones({width}, options) : zeros({width}, options)), eps(eps), gain(gain) {}
+
+Tensor RmsNorm::forward(const Tensor& x) const {
+  if (gain == Gain::weight) return rms_norm(x, weight, eps);
+  const DType wide = compute_dtype(x.dtype());
+  return to(rms_norm(to(x, wide), add(to(weight, wide), 1), eps), x.dtype());
+}
 
 Tensor detail::activated(const Tensor& x, Activation activation) {
   switch (activation) {

@@ -249,13 +249,18 @@ struct SHERD_API GroupNorm final : Layer<GroupNorm> {
   }
 };
 
+/// What a normalisation multiplies by: its weight, which starts at 1, or one more than that, which starts at
+/// 0 (Gemma); x of 16 bits is then rounded once, behind the product.
+enum class Gain { weight, one_plus_weight };
 /// Normalisation of the last axis, of size width, by the root of its mean square, to which `eps` is added;
-/// weight (width) starts at 1.
+/// weight (width).
 struct SHERD_API RmsNorm final : Layer<RmsNorm> {
   Param weight;
   double eps;
-  explicit RmsNorm(std::int64_t width, double eps = 1e-5, TensorOptions options = {});
-  Tensor forward(const Tensor& x) const { return rms_norm(x, weight, eps); }
+  Gain gain;
+  explicit RmsNorm(std::int64_t width, double eps = 1e-5, TensorOptions options = {},
+                   Gain gain = Gain::weight);
+  Tensor forward(const Tensor& x) const;
   void visit(auto&& on) { on("weight", weight); }
 };
 

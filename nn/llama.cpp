@@ -1,13 +1,29 @@
 #include "nn/llama.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "nn/init.h"
 #include "nn/most_layers.h"
+#include "runtime/dtype.h"
+#include "runtime/ops.h"
 
 namespace sherd::nn {
 namespace {
 
 LinearOptions linear_of(const LlamaOptions& o, bool bias) {
   return {bias ? Bias::yes : Bias::no, o.tensor, o.products};
+}
+
+void check_windows(const LlamaOptions& o) {
+  check<ValueError>(!o.sliding_window || *o.sliding_window > 0, "Llama: sliding_window {} must be above 0",
+                    o.sliding_window.value_or(0));
+  check<ValueError>(
+      o.layer_types.empty() || o.layer_types.size() == static_cast<std::size_t>(o.num_hidden_layers),
+      "Llama: layer_types has {} entries for {} layers", o.layer_types.size(), o.num_hidden_layers);
+  check<ValueError>(
+      o.sliding_window || std::ranges::find(o.layer_types, Reach::window) == o.layer_types.end(),
+      "Llama: layer_types has a layer with a window, and sliding_window is not given");
 }
 
 /// The members are made of the options, so these are looked at first.
@@ -29,62 +45,286 @@ const LlamaOptions& checked(const LlamaOptions& o) {
   check<ValueError>(o.head_dim.has_value() || o.hidden_size % o.num_attention_heads == 0,
                     "Llama: hidden_size {} does not divide into {} heads; give head_dim", o.hidden_size,
                     o.num_attention_heads);
-  check<ValueError>(o.head_width() > 0 && o.head_width() % 2 == 0,
-                    "Llama: a head of width {}; rotary positions take an even one", o.head_width());
+  check<ValueError>(
+      o.rotary_width() > 0 && o.rotary_width() % 2 == 0 && o.rotary_width() <= o.head_width(),
+      "Llama: a head of width {} of which {} features turn; rotary positions take an even number",
+      o.head_width(), o.rotary_width());
+  check_windows(o);
+  const auto above_zero = [](std::string_view name, std::optional<double> value) {
+    check<ValueError>(!value || *value > 0, "Llama: {} {} must be above 0", name, value.value_or(0));
+  };
+  above_zero("query_pre_attn_scalar", o.query_pre_attn_scalar);
+  above_zero("attn_logit_softcapping", o.attn_logit_softcapping);
+  above_zero("final_logit_softcapping", o.final_logit_softcapping);
+  above_zero("rope_local_base_freq", o.rope_local_base_freq);
+  return o;
+}
+
+/// c tanh(x / c).
+Tensor capped(const Tensor& x, double c) { return mul(tanh(div(x, c)), c); }
+
+/// Heads (B, shared, T, D) as `heads` of them.
+Tensor repeated(const Tensor& x, std::int64_t heads) {
+  const Shape& s = x.shape();
+  if (s[1] == heads) return x;
+  return reshape(expand(unsqueeze(x, 2), {s[0], s[1], heads / s[1], s[2], s[3]}), {s[0], heads, s[2], s[3]});
+}
+
+/// (Tq, Tk), true for keys that are at most `window` - 1 before their query, or behind it.
+Tensor near_keys(std::int64_t queries, std::int64_t keys, std::int64_t window, Device device) {
+  return triu(ones({queries, keys}, {DType::boolean, device}), keys - queries - window + 1);
+}
+
+/// `attention` by `options`, which are causal, of scores that `cap` caps: the formula, in the dtype that
+/// kernels compute in.
+Tensor capped_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
+                        double cap) {
+  const DType wide = compute_dtype(q.dtype());
+  const auto of_heads = [&](const Tensor& x) { return to(repeated(x, q.size(1)), wide); };
+  const std::int64_t tq = q.size(2), tk = k.size(2);
+  Tensor seen = tril(ones({tq, tk}, {DType::boolean, q.device()}), tk - tq);
+  if (options.mask.defined()) seen = logical_and(seen, options.mask);
+  const Tensor scores = mul(matmul(to(q, wide), transpose(of_heads(k), 2, 3)), *options.scale);
+  const Tensor weights = softmax(masked_fill(capped(scores, cap), logical_not(seen), -HUGE_VAL));
+  return to(matmul(weights, of_heads(v)), q.dtype());
+}
+
+/// `value` in this dtype.
+double rounded_to(DType dtype, double value) {
+  return with_floating("Llama", dtype, [&]<class T>() {
+    return static_cast<double>(static_cast<compute_t<T>>(static_cast<T>(static_cast<compute_t<T>>(value))));
+  });
+}
+
+LlamaOptions gemma_options() {
+  LlamaOptions o{.hidden_size = 2304,
+                 .intermediate_size = 9216,
+                 .num_hidden_layers = 26,
+                 .num_attention_heads = 8,
+                 .num_key_value_heads = 4,
+                 .head_dim = 256,
+                 .tie_word_embeddings = true};
+  o.hidden_act = Gate::gelu_tanh;
+  o.norms = NormPlaces::before_and_behind;
+  o.gain = Gain::one_plus_weight;
+  o.embedding_scale = EmbeddingScale::root_of_width;
+  o.query_pre_attn_scalar = 256;
+  o.sliding_window = 4096;
   return o;
 }
 
 }  // namespace
 
-SwiGlu::SwiGlu(std::int64_t width, std::int64_t hidden, LinearOptions options)
-    : gate_proj(width, hidden, options), up_proj(width, hidden, options), down_proj(hidden, width, options) {}
-
-Tensor SwiGlu::forward(const Tensor& x) const { return down_proj(swiglu(gate_proj(x), up_proj(x))); }
-Tensor SwiGlu::forward(const Tensor& x, const Tensor& residual) const {
-  return down_proj(swiglu(gate_proj(x), up_proj(x)), residual);
-}
-
-LlamaAttention::LlamaAttention(const LlamaOptions& o)
-    : q_proj(o.hidden_size, o.num_attention_heads * o.head_width(), linear_of(o, o.attention_bias)),
-      k_proj(o.hidden_size, o.key_value_heads() * o.head_width(), linear_of(o, o.attention_bias)),
-      v_proj(o.hidden_size, o.key_value_heads() * o.head_width(), linear_of(o, o.attention_bias)),
-      o_proj(o.num_attention_heads * o.head_width(), o.hidden_size, linear_of(o, o.attention_bias)),
-      head_width(o.head_width()),
-      rotary{.base = o.rope_theta, .scaling = o.rope_scaling} {}
-
-Tensor LlamaAttention::forward(const Tensor& x, const Tensor& residual, KeyValues* cache) const {
-  const std::int64_t b = x.size(0), t = x.size(1);
-  const auto heads = [&](const Tensor& y) { return transpose(reshape(y, {b, t, -1, head_width}), 1, 2); };
-  RotaryOptions here = rotary;
-  if (cache != nullptr && cache->keys.defined()) here.first = cache->keys.size(2);
-  const Tensor q = sherd::rotary(heads(q_proj(x)), here);
-  Tensor k = sherd::rotary(heads(k_proj(x)), here), v = heads(v_proj(x));
-  if (cache != nullptr) {
-    cache->keys = k = cache->keys.defined() ? cat({cache->keys, k}, 2) : contiguous(k);
-    cache->values = v = cache->values.defined() ? cat({cache->values, v}, 2) : contiguous(v);
+LlamaOptions llama_options(LlamaFamily family) {
+  LlamaOptions o{.vocab_size = 32000,
+                 .hidden_size = 4096,
+                 .intermediate_size = 11008,
+                 .num_hidden_layers = 32,
+                 .num_attention_heads = 32};
+  const auto qwen = [&] {
+    o.vocab_size = 151936, o.intermediate_size = 22016, o.max_position_embeddings = 32768;
+    o.num_key_value_heads = 32;
+  };
+  switch (family) {
+    case LlamaFamily::llama:
+      break;
+    case LlamaFamily::mistral:
+      o.intermediate_size = 14336, o.max_position_embeddings = 131072;
+      o.num_key_value_heads = 8, o.sliding_window = 4096;
+      break;
+    case LlamaFamily::qwen2:
+      qwen();
+      o.attention_bias = AttentionBias::inputs;
+      break;
+    case LlamaFamily::qwen3:
+      qwen();
+      o.head_dim = 128, o.query_key_norms = true;
+      break;
+    case LlamaFamily::gemma2:
+      o = gemma_options();
+      o.vocab_size = 256000, o.max_position_embeddings = 8192;
+      o.attn_logit_softcapping = 50, o.final_logit_softcapping = 30;
+      break;
+    case LlamaFamily::gemma3:
+      o = gemma_options();
+      o.vocab_size = 262208, o.max_position_embeddings = 131072;
+      o.query_key_norms = true;
+      o.rope_theta = 1e6, o.rope_local_base_freq = 1e4;
+      break;
+    case LlamaFamily::phi3:
+      o.vocab_size = 32064, o.hidden_size = 3072, o.intermediate_size = 8192;
+      o.max_position_embeddings = 4096, o.rms_norm_eps = 1e-5;
+      o.projections = Projections::fused;
+      break;
   }
-  const Tensor mixed = attention(q, k, v, {.causal = true});
-  return o_proj(reshape(transpose(mixed, 1, 2), {b, t, -1}), residual);
+  o.family = family;
+  return o;
 }
 
-LlamaBlock::LlamaBlock(const LlamaOptions& o)
-    : self_attn(o),
-      mlp(o.hidden_size, o.intermediate_size, linear_of(o, o.mlp_bias)),
-      input_layernorm(o.hidden_size, o.rms_norm_eps, o.tensor),
-      post_attention_layernorm(o.hidden_size, o.rms_norm_eps, o.tensor) {}
+std::int64_t LlamaOptions::rotary_width() const {
+  const bool share = partial_rotary_factor > 0 && partial_rotary_factor <= 1;
+  return share ? static_cast<std::int64_t>(static_cast<double>(head_width()) * partial_rotary_factor) : 0;
+}
+
+std::optional<std::int64_t> LlamaOptions::window_of(std::int64_t layer) const {
+  if (layer_types.empty()) return sliding_window;
+  const auto at = static_cast<std::size_t>(layer);
+  check<ValueError>(at < layer_types.size(), "Llama: layer {} of {}, which layer_types names", layer,
+                    layer_types.size());
+  return layer_types[at] == Reach::all ? std::nullopt : sliding_window;
+}
+
+RotaryOptions LlamaOptions::rotary_of(std::int64_t layer) const {
+  if (rope_local_base_freq && window_of(layer)) return {.base = *rope_local_base_freq};
+  RotaryOptions o{.base = rope_theta, .scaling = rope_scaling};
+  if (rope_scaling.kind == RotaryKind::dynamic)
+    o.scaling.original = static_cast<double>(max_position_embeddings);
+  return o;
+}
+
+std::int64_t LlamaOptions::context() const {
+  if (rope_scaling.kind != RotaryKind::dynamic) return max_position_embeddings;
+  constexpr double most = 1e15;
+  return static_cast<std::int64_t>(
+      std::min(rope_scaling.factor * static_cast<double>(max_position_embeddings), most));
+}
+
+GatedMlp::GatedMlp(std::int64_t width, std::int64_t hidden, LinearOptions options, Gate gate,
+                   Projections projections)
+    : down_proj(hidden, width, options), gate(gate) {
+  if (projections == Projections::fused) {
+    gate_up_proj.emplace(width, 2 * hidden, options);
+  } else {
+    gate_proj.emplace(width, hidden, options);
+    up_proj.emplace(width, hidden, options);
+  }
+}
+
+Tensor GatedMlp::hidden(const Tensor& x) const {
+  Tensor g, up;
+  if (gate_up_proj) {
+    const Tensor both = (*gate_up_proj)(x);
+    const std::int64_t half = both.size(-1) / 2;
+    g = narrow(both, -1, 0, half), up = narrow(both, -1, half, half);
+  } else {
+    g = (*gate_proj)(x), up = (*up_proj)(x);
+  }
+  if (gate == Gate::silu) return swiglu(g, up);
+  return mul(gelu(g, gate == Gate::gelu ? GeluForm::erf : GeluForm::tanh), up);
+}
+
+Tensor GatedMlp::forward(const Tensor& x) const { return down_proj(hidden(x)); }
+Tensor GatedMlp::forward(const Tensor& x, const Tensor& residual) const {
+  return down_proj(hidden(x), residual);
+}
+
+LlamaAttention::LlamaAttention(const LlamaOptions& o, std::int64_t layer)
+    : o_proj(o.num_attention_heads * o.head_width(), o.hidden_size,
+             linear_of(o, o.attention_bias == AttentionBias::all)),
+      heads(o.num_attention_heads),
+      shared_heads(o.key_value_heads()),
+      head_width(o.head_width()),
+      rotary_width(o.rotary_width()),
+      rotary(o.rotary_of(layer)),
+      scale(1 / std::sqrt(o.query_pre_attn_scalar.value_or(static_cast<double>(head_width)))),
+      soft_cap(o.attn_logit_softcapping),
+      window(o.window_of(layer)) {
+  const auto projection = [&](std::optional<Linear>& linear, std::int64_t features) {
+    linear.emplace(o.hidden_size, features, linear_of(o, o.attention_bias != AttentionBias::none));
+  };
+  if (o.projections == Projections::fused) {
+    projection(qkv_proj, (heads + 2 * shared_heads) * head_width);
+  } else {
+    projection(q_proj, heads * head_width);
+    projection(k_proj, shared_heads * head_width);
+    projection(v_proj, shared_heads * head_width);
+  }
+  if (!o.query_key_norms) return;
+  q_norm.emplace(head_width, o.rms_norm_eps, o.tensor, o.gain);
+  k_norm.emplace(head_width, o.rms_norm_eps, o.tensor, o.gain);
+}
+
+/// The first features of heads x (B, H, T, D), turned by positions from `first` on, before the others.
+Tensor LlamaAttention::turned(const Tensor& x, std::int64_t first) const {
+  RotaryOptions here = rotary;
+  here.first = first;
+  if (rotary_width == head_width) return sherd::rotary(x, here);
+  return cat({sherd::rotary(narrow(x, -1, 0, rotary_width), here),
+              narrow(x, -1, rotary_width, head_width - rotary_width)},
+             -1);
+}
+
+/// What the heads take from the values, (B, T, H D).
+Tensor LlamaAttention::mixed(const Tensor& x, KeyValues* cache) const {
+  const std::int64_t b = x.size(0), t = x.size(1);
+  const auto split = [&](const Tensor& y) { return reshape(y, {b, t, -1, head_width}); };
+  Tensor q, k, v;
+  if (qkv_proj) {
+    const Tensor all = split((*qkv_proj)(x));
+    q = narrow(all, 2, 0, heads), k = narrow(all, 2, heads, shared_heads);
+    v = narrow(all, 2, heads + shared_heads, shared_heads);
+  } else {
+    q = split((*q_proj)(x)), k = split((*k_proj)(x)), v = split((*v_proj)(x));
+  }
+  if (q_norm) q = (*q_norm)(q), k = (*k_norm)(k);
+  const std::int64_t first = cache == nullptr ? 0 : cache->seen();
+  q = turned(transpose(q, 1, 2), first), k = turned(transpose(k, 1, 2), first), v = transpose(v, 1, 2);
+  if (cache != nullptr) append(*cache, k, v);
+  AttentionOptions options{.causal = true, .scale = scale};
+  if (window && k.size(2) > *window) options.mask = near_keys(t, k.size(2), *window, x.device());
+  const Tensor y = soft_cap ? capped_attention(q, k, v, options, *soft_cap) : attention(q, k, v, options);
+  return reshape(transpose(y, 1, 2), {b, t, -1});
+}
+
+/// Puts keys and values behind those of the cache, and gives all that the new queries may see.
+void LlamaAttention::append(KeyValues& cache, Tensor& k, Tensor& v) const {
+  if (!cache.keys.defined()) {
+    cache.keys = k = contiguous(k), cache.values = v = contiguous(v);
+    return;
+  }
+  const std::int64_t kept = cache.keys.size(2), seen = window ? std::min(kept, *window - 1) : kept;
+  const auto with = [&](const Tensor& before, const Tensor& x) {
+    return cat({narrow(before, 2, kept - seen, seen), x}, 2);
+  };
+  cache.keys = k = with(cache.keys, k), cache.values = v = with(cache.values, v);
+  cache.dropped += kept - seen;
+}
+
+Tensor LlamaAttention::forward(const Tensor& x, KeyValues* cache) const { return o_proj(mixed(x, cache)); }
+Tensor LlamaAttention::forward(const Tensor& x, const Tensor& residual, KeyValues* cache) const {
+  return o_proj(mixed(x, cache), residual);
+}
+
+LlamaBlock::LlamaBlock(const LlamaOptions& o, std::int64_t layer)
+    : self_attn(o, layer),
+      mlp(o.hidden_size, o.intermediate_size, linear_of(o, o.mlp_bias), o.hidden_act, o.projections),
+      input_layernorm(o.hidden_size, o.rms_norm_eps, o.tensor, o.gain),
+      post_attention_layernorm(o.hidden_size, o.rms_norm_eps, o.tensor, o.gain) {
+  if (o.norms == NormPlaces::before) return;
+  pre_feedforward_layernorm.emplace(o.hidden_size, o.rms_norm_eps, o.tensor, o.gain);
+  post_feedforward_layernorm.emplace(o.hidden_size, o.rms_norm_eps, o.tensor, o.gain);
+}
 
 Tensor LlamaBlock::forward(const Tensor& x, KeyValues* cache) const {
-  const Tensor h = self_attn(input_layernorm(x), x, cache);
-  return mlp(post_attention_layernorm(h), h);
+  if (!pre_feedforward_layernorm) {
+    const Tensor h = self_attn(input_layernorm(x), x, cache);
+    return mlp(post_attention_layernorm(h), h);
+  }
+  const Tensor h = add(x, post_attention_layernorm(self_attn(input_layernorm(x), cache)));
+  return add(h, (*post_feedforward_layernorm)(mlp((*pre_feedforward_layernorm)(h))));
 }
 
 LlamaTrunk::LlamaTrunk(const LlamaOptions& o)
-    : embed_tokens(o.vocab_size, o.hidden_size, o.tensor), norm(o.hidden_size, o.rms_norm_eps, o.tensor) {
-  for (std::int64_t i = 0; i < o.num_hidden_layers; ++i) layers.emplace_back(o);
+    : embed_tokens(o.vocab_size, o.hidden_size, o.tensor),
+      norm(o.hidden_size, o.rms_norm_eps, o.tensor, o.gain),
+      embedding_scale(o.embedding_scale) {
+  for (std::int64_t i = 0; i < o.num_hidden_layers; ++i) layers.emplace_back(o, i);
 }
 
 Tensor LlamaTrunk::forward(const Tensor& tokens, KeyValueCache* cache) const {
   Tensor x = embed_tokens(tokens);
+  if (embedding_scale == EmbeddingScale::root_of_width)
+    x = mul(x, rounded_to(x.dtype(), std::sqrt(static_cast<double>(x.size(-1)))));
   for (std::size_t i = 0; i < layers.size(); ++i) x = layers[i](x, cache == nullptr ? nullptr : &(*cache)[i]);
   return norm(x);
 }
@@ -101,23 +341,28 @@ Llama::Llama(const LlamaOptions& o)
 
 void Llama::check_tokens(const Tensor& tokens, std::int64_t before) const {
   check<ShapeError>(tokens.rank() == 2, "Llama: tokens (B, T), got shape {}", tokens.shape());
-  check<ShapeError>(before + tokens.size(1) <= options.max_position_embeddings,
-                    "Llama: position {} is beyond max_position_embeddings {}", before + tokens.size(1) - 1,
-                    options.max_position_embeddings);
+  check<ShapeError>(before + tokens.size(1) <= options.context(),
+                    "Llama: position {} is beyond {}, of max_position_embeddings {}",
+                    before + tokens.size(1) - 1, options.context() - 1, options.max_position_embeddings);
+}
+
+Tensor Llama::logits(const Tensor& x) const {
+  const Tensor y = lm_head(x);
+  return options.final_logit_softcapping ? capped(y, *options.final_logit_softcapping) : y;
 }
 
 Tensor Llama::forward(const Tensor& tokens) const {
   check_tokens(tokens, 0);
-  return lm_head(model(tokens));
+  return logits(model(tokens));
 }
 
 Tensor Llama::forward(const Tensor& tokens, KeyValueCache& cache) const {
   cache.resize(model.layers.size());
-  check_tokens(tokens, cache[0].keys.defined() ? cache[0].keys.size(2) : 0);
-  return lm_head(model(tokens, &cache));
+  check_tokens(tokens, cache[0].seen());
+  return logits(model(tokens, &cache));
 }
 
-template class Layer<SwiGlu>;
+template class Layer<GatedMlp>;
 template class Layer<LlamaAttention>;
 template class Layer<LlamaBlock>;
 template class Layer<LlamaTrunk>;

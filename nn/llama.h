@@ -1,29 +1,56 @@
-// A decoder-only Transformer in the manner of Llama (Touvron et al., 2023), with the names of Hugging Face's
-// files.
+// Decoder-only Transformers in the manner of Llama (Touvron et al., 2023): one module whose options say what
+// Llama, Mistral, Qwen, Gemma and Phi differ in, with the names of Hugging Face's files.
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "nn/gpt.h"
 
 namespace sherd::nn {
 
-/// down_proj(silu(gate_proj(x)) up_proj(x)) (Shazeer, 2020), x (..., width), with `hidden` features between.
-struct SHERD_API SwiGlu final : Layer<SwiGlu> {
-  Linear gate_proj, up_proj, down_proj;
-  SwiGlu(std::int64_t width, std::int64_t hidden, LinearOptions options = {.bias = Bias::no});
+/// What the gate of a feed-forward layer goes through: silu, gelu, or gelu by tanh.
+enum class Gate { silu, gelu, gelu_tanh };
+/// Whether what is projected of one input is a layer each, or one for all (`qkv_proj`, `gate_up_proj`).
+enum class Projections { apart, fused };
+
+/// down_proj(gate(gate_proj(x)) up_proj(x)) (Shazeer, 2020), x (..., width), with `hidden` features between.
+struct SHERD_API GatedMlp final : Layer<GatedMlp> {
+  std::optional<Linear> gate_proj, up_proj;
+  std::optional<Linear> gate_up_proj;  ///< in place of both, the gate's features first
+  Linear down_proj;
+  Gate gate;
+  GatedMlp(std::int64_t width, std::int64_t hidden, LinearOptions options = {.bias = Bias::no},
+           Gate gate = Gate::silu, Projections projections = Projections::apart);
   Tensor forward(const Tensor& x) const;
   /// The same plus `residual`.
   Tensor forward(const Tensor& x, const Tensor& residual) const;
   void visit(auto&& on) {
-    on("gate_proj", gate_proj);
-    on("up_proj", up_proj);
+    if (gate_proj) on("gate_proj", *gate_proj);
+    if (up_proj) on("up_proj", *up_proj);
+    if (gate_up_proj) on("gate_up_proj", *gate_up_proj);
     on("down_proj", down_proj);
   }
+
+ private:
+  Tensor hidden(const Tensor& x) const;
 };
 
-/// Sizes of a Llama, named as in Hugging Face's config.json. ValueError for sizes below 1, heads that do not
-/// divide into groups, and a head of odd width.
+/// Whose config.json a model has; see `llama_options`.
+enum class LlamaFamily { llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3 };
+/// Which projections of attention have a bias: none, those of queries, keys and values, or that of the result
+/// too.
+enum class AttentionBias { none, inputs, all };
+/// Whether attention and feed-forward layer have a norm before them, or one behind them too.
+enum class NormPlaces { before, before_and_behind };
+/// What embeddings are multiplied by: nothing, or the root of their width, rounded to their dtype.
+enum class EmbeddingScale { one, root_of_width };
+/// Which keys queries see: all up to their own, or the last `sliding_window` of these.
+enum class Reach { all, window };
+
+/// Sizes and parts of a Llama, named as in Hugging Face's config.json. ValueError for sizes below 1, heads
+/// that do not divide into groups, a head that turns an odd number of features, and parts that do not go
+/// together.
 struct LlamaOptions {
   std::int64_t vocab_size = 256, hidden_size = 128, intermediate_size = 352, num_hidden_layers = 4;
   std::int64_t num_attention_heads = 4;
@@ -31,46 +58,97 @@ struct LlamaOptions {
   std::optional<std::int64_t> head_dim{};             ///< hidden_size / num_attention_heads if not given
   std::int64_t max_position_embeddings = 2048;
   double rms_norm_eps = 1e-6, rope_theta = 10000;
-  RotaryScaling rope_scaling{};
-  bool tie_word_embeddings = false, attention_bias = false, mlp_bias = false;
+  RotaryScaling rope_scaling{};  ///< `dynamic` scales beyond max_position_embeddings, whatever its `original`
+  bool tie_word_embeddings = false;
+  AttentionBias attention_bias = AttentionBias::none;
+  bool mlp_bias = false;
   TensorOptions tensor{};                  ///< of all parameters
   Products products = Products::as_given;  ///< of the blocks' linear layers, not of the head
 
+  LlamaFamily family = LlamaFamily::llama;  ///< what `save_pretrained` calls the model; of no other effect
+  Gate hidden_act = Gate::silu;
+  NormPlaces norms = NormPlaces::before;
+  Gain gain = Gain::weight;      ///< of all norms
+  bool query_key_norms = false;  ///< of each head, before its features are turned
+  Projections projections = Projections::apart;
+  EmbeddingScale embedding_scale = EmbeddingScale::one;
+  std::optional<double> query_pre_attn_scalar{};    ///< scores are divided by its root; head_dim if not given
+  std::optional<double> attn_logit_softcapping{};   ///< c tanh(s / c) for scores s, which are then stored
+  std::optional<double> final_logit_softcapping{};  ///< the same of logits
+  std::optional<std::int64_t> sliding_window{};
+  std::vector<Reach> layer_types{};              ///< by layer; if empty, `window` for all if there is one
+  std::optional<double> rope_local_base_freq{};  ///< rope_theta of layers with a window, which scale nothing
+  double partial_rotary_factor = 1;  ///< the share of a head's features, the first ones, that turn
+
   std::int64_t key_value_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
   std::int64_t head_width() const { return head_dim.value_or(hidden_size / num_attention_heads); }
+  /// Features of a head that turn.
+  std::int64_t rotary_width() const;
+  /// How many keys the queries of a layer see, if not all.
+  std::optional<std::int64_t> window_of(std::int64_t layer) const;
+  /// How positions turn queries and keys of a layer.
+  RotaryOptions rotary_of(std::int64_t layer) const;
+  /// Positions that the model takes: max_position_embeddings, or with `dynamic` scaling `factor` times as
+  /// many.
+  std::int64_t context() const;
 };
+
+/// The parts of a family's models, with the sizes that its config.json means where it names none.
+SHERD_API LlamaOptions llama_options(LlamaFamily family);
 
 /// Causal attention whose queries and keys are turned by their positions, and whose heads share keys and
-/// values in groups (Ainslie et al., 2023).
+/// values in groups (Ainslie et al., 2023). With a window it keeps the keys of that alone in a cache; with a
+/// soft cap it stores all scores.
 struct SHERD_API LlamaAttention final : Layer<LlamaAttention> {
-  Linear q_proj, k_proj, v_proj, o_proj;
-  std::int64_t head_width;
+  std::optional<Linear> q_proj, k_proj, v_proj;
+  std::optional<Linear> qkv_proj;  ///< in place of the three
+  Linear o_proj;
+  std::optional<RmsNorm> q_norm, k_norm;
+  std::int64_t heads, shared_heads, head_width, rotary_width;
   RotaryOptions rotary;
+  double scale;  ///< of scores
+  std::optional<double> soft_cap;
+  std::optional<std::int64_t> window;
 
-  explicit LlamaAttention(const LlamaOptions& options);
-  /// x (B, T, hidden_size), plus `residual`. With a cache x holds the newest positions only.
+  explicit LlamaAttention(const LlamaOptions& options, std::int64_t layer = 0);
+  /// x (B, T, hidden_size) to the same shape. With a cache x holds the newest positions only.
+  Tensor forward(const Tensor& x, KeyValues* cache = nullptr) const;
+  /// The same plus `residual`.
   Tensor forward(const Tensor& x, const Tensor& residual, KeyValues* cache = nullptr) const;
   void visit(auto&& on) {
-    on("q_proj", q_proj);
-    on("k_proj", k_proj);
-    on("v_proj", v_proj);
+    if (q_proj) on("q_proj", *q_proj);
+    if (k_proj) on("k_proj", *k_proj);
+    if (v_proj) on("v_proj", *v_proj);
+    if (qkv_proj) on("qkv_proj", *qkv_proj);
     on("o_proj", o_proj);
+    if (q_norm) on("q_norm", *q_norm);
+    if (k_norm) on("k_norm", *k_norm);
   }
+
+ private:
+  Tensor mixed(const Tensor& x, KeyValues* cache) const;
+  void append(KeyValues& cache, Tensor& k, Tensor& v) const;
+  Tensor turned(const Tensor& x, std::int64_t first) const;
 };
 
-/// h = x + self_attn(input_layernorm(x)), then h + mlp(post_attention_layernorm(h)).
+/// h = x + self_attn(input_layernorm(x)), then h + mlp(post_attention_layernorm(h)). With norms behind:
+/// h = x + post_attention_layernorm(self_attn(input_layernorm(x))), then
+/// h + post_feedforward_layernorm(mlp(pre_feedforward_layernorm(h))).
 struct SHERD_API LlamaBlock final : Layer<LlamaBlock> {
   LlamaAttention self_attn;
-  SwiGlu mlp;
+  GatedMlp mlp;
   RmsNorm input_layernorm, post_attention_layernorm;
+  std::optional<RmsNorm> pre_feedforward_layernorm, post_feedforward_layernorm;
 
-  explicit LlamaBlock(const LlamaOptions& options);
+  explicit LlamaBlock(const LlamaOptions& options, std::int64_t layer = 0);
   Tensor forward(const Tensor& x, KeyValues* cache = nullptr) const;
   void visit(auto&& on) {
     on("self_attn", self_attn);
     on("mlp", mlp);
     on("input_layernorm", input_layernorm);
     on("post_attention_layernorm", post_attention_layernorm);
+    if (pre_feedforward_layernorm) on("pre_feedforward_layernorm", *pre_feedforward_layernorm);
+    if (post_feedforward_layernorm) on("post_feedforward_layernorm", *post_feedforward_layernorm);
   }
 };
 
@@ -79,6 +157,7 @@ struct SHERD_API LlamaTrunk final : Layer<LlamaTrunk> {
   Embedding embed_tokens;
   ModuleList<LlamaBlock> layers;
   RmsNorm norm;
+  EmbeddingScale embedding_scale;
 
   explicit LlamaTrunk(const LlamaOptions& options);
   Tensor forward(const Tensor& tokens, KeyValueCache* cache = nullptr) const;
@@ -90,7 +169,7 @@ struct SHERD_API LlamaTrunk final : Layer<LlamaTrunk> {
 };
 
 /// tokens (B, T) i64 -> logits (B, T, vocab_size). ShapeError unless tokens have two axes and, with the
-/// cached positions, T is at most max_position_embeddings. Matrices start normal with deviation 0.02.
+/// cached positions, T is at most `options.context()`. Matrices start normal with deviation 0.02.
 struct SHERD_API Llama final : Layer<Llama> {
   LlamaOptions options;
   LlamaTrunk model;
@@ -107,10 +186,11 @@ struct SHERD_API Llama final : Layer<Llama> {
 
  private:
   void check_tokens(const Tensor& tokens, std::int64_t before) const;
+  Tensor logits(const Tensor& x) const;
 };
 
 // Compiled once, in the library.
-extern template class Layer<SwiGlu>;
+extern template class Layer<GatedMlp>;
 extern template class Layer<LlamaAttention>;
 extern template class Layer<LlamaBlock>;
 extern template class Layer<LlamaTrunk>;

@@ -663,9 +663,9 @@ template <class F>
 auto with_kind(const Path& folder, FileSystem& files, F&& f) {
   const json config = pretrained::read_object(folder / config_file, files);
   const auto type = config.find("model_type");
-  if (type != config.end() && *type == "llama")
-    return f(std::type_identity<Llama>(), llama_options(folder, files), llama_dialect);
-  return f(std::type_identity<Gpt>(), gpt_options(folder, files), gpt_dialect);  // which refuses other types
+  if (type == config.end() || *type == "gpt2")
+    return f(std::type_identity<Gpt>(), gpt_options(folder, files), gpt_dialect);
+  return f(std::type_identity<Llama>(), llama_options(folder, files), llama_dialect);  // which refuses others
 }
 
 /// A folder that is read as long as somebody may ask for a tensor.

@@ -16,9 +16,11 @@
 
 namespace sherd::nn {
 
-/// What the folder's config.json says of a model of the type `gpt2` or `llama`, dtype included (f32 where it
-/// names none). ValueError names a key, its value and what is supported, where that is something else; keys
-/// without a meaning for the model are passed over. FileError where the file cannot be read.
+/// What the folder's config.json says of a model of the type `gpt2`, or of one of `LlamaFamily` (`llama`,
+/// `mistral`, `qwen2`, `qwen3`, `gemma2`, `gemma3_text`, `phi3`), dtype included (f32 where it names none).
+/// ValueError names a key, its value and what is supported, where that is something else, and a key that is
+/// not known with those that are; keys that say nothing of what a model computes are passed over. FileError
+/// where the file cannot be read.
 SHERD_API GptOptions gpt_options(const FileSystem::Path& folder, FileSystem& files = posix_file_system());
 SHERD_API LlamaOptions llama_options(const FileSystem::Path& folder, FileSystem& files = posix_file_system());
 
@@ -73,7 +75,8 @@ struct SavePretrainedOptions {
 /// names, the transposed matrices of GPT-2, one file or several with an index. Its parent exists; it takes
 /// its name when it is whole on the disk, in place of an older one. Of a sharded model one rank saves, within
 /// `shard::summon_full_params`. FileError, also where the older folder holds other files than these;
-/// StateError for sharded parameters that are not whole, and on `meta`.
+/// StateError for sharded parameters that are not whole, on `meta`, and for options that config.json has no
+/// words for in the model's family.
 SHERD_API void save_pretrained(const Gpt& model, const FileSystem::Path& folder,
                                const SavePretrainedOptions& options = {});
 SHERD_API void save_pretrained(const Llama& model, const FileSystem::Path& folder,

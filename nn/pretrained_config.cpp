@@ -1,19 +1,14 @@
 #include "nn/pretrained_config.h"
 
 #include <array>
-#include <cmath>
-#include <set>
-#include <vector>
 
+#include "nn/config_file.h"
 #include "nn/pretrained.h"
-#include "runtime/error.h"
 #include "runtime/io/foreign.h"
-#include "runtime/shown.h"
 
 namespace sherd::nn {
 namespace pretrained {
 
-using nlohmann::json;
 using Path = FileSystem::Path;
 
 json read_object(const Path& file, FileSystem& files, std::uint64_t most_bytes) {
@@ -46,121 +41,7 @@ json read_object(const Path& file, FileSystem& files, std::uint64_t most_bytes) 
 
 namespace {
 
-// Limits of sizes, under which no product of them is beyond 2^63.
-constexpr std::int64_t many = std::int64_t{1} << 24, wide = std::int64_t{1} << 20,
-                       heads = std::int64_t{1} << 14, deep = std::int64_t{1} << 12;
 constexpr std::int64_t fp8_block = 128;
-
-/// Settings of config.json, asked for by key; null stands for none.
-class Config {
- public:
-  Config(std::string file, json object) : file_(std::move(file)), object_(std::move(object)) {}
-  Config(const Path& folder, FileSystem& files, std::string_view model_type)
-      : Config(shown((folder / "config.json").string(), 300), read_object(folder / "config.json", files)) {
-    only("model_type", std::string(model_type));
-  }
-
-  /// Lets `key` be asked for where the file has it as `alias`. Refuses both with other values.
-  void rename(const std::string& alias, const std::string& key) {
-    const json* value = find(alias);
-    if (value == nullptr) return;
-    if (const json* own = find(key); own != nullptr && *own != *value)
-      refuse(alias,
-             fmt::format("that of {}, which it is another word for, {}", key, own->dump(-1, ' ', true)));
-    object_[key] = json(*value);
-  }
-  /// An integer from 1 to `most`.
-  std::int64_t size(const std::string& key, std::int64_t fallback, std::int64_t most) const {
-    return size(key, most).value_or(fallback);
-  }
-  std::optional<std::int64_t> size(const std::string& key, std::int64_t most) const {
-    const json* value = find(key);
-    if (value == nullptr) return {};
-    const bool fits = value->is_number_unsigned() && value->get<std::uint64_t>() >= 1 &&
-                      value->get<std::uint64_t>() <= static_cast<std::uint64_t>(most);
-    if (!fits) refuse(key, fmt::format("an integer from 1 to {}", most));
-    return value->get<std::int64_t>();
-  }
-  /// Two such integers.
-  std::pair<std::int64_t, std::int64_t> pair(const std::string& key,
-                                             std::pair<std::int64_t, std::int64_t> fallback) const {
-    const json* value = find(key);
-    if (value == nullptr) return fallback;
-    const auto fits = [](const json& n) {
-      return n.is_number_unsigned() && n.get<std::uint64_t>() >= 1 && n.get<std::uint64_t>() <= many;
-    };
-    if (!value->is_array() || value->size() != 2 || !fits(value->at(0)) || !fits(value->at(1)))
-      refuse(key, "two integers from 1");
-    return {value->at(0).get<std::int64_t>(), value->at(1).get<std::int64_t>()};
-  }
-  /// A number above 0, so far as f32 goes.
-  double positive(const std::string& key, double fallback) const {
-    const json* value = find(key);
-    if (value == nullptr) return fallback;
-    if (!value->is_number() || !(value->get<double>() > 0 && value->get<double>() < 1e38))
-      refuse(key, "a number above 0");
-    return value->get<double>();
-  }
-  /// A probability below 1.
-  double dropout(const std::string& key, double fallback) const {
-    const json* value = find(key);
-    if (value == nullptr) return fallback;
-    if (!value->is_number() || !(value->get<double>() >= 0 && value->get<double>() < 1))
-      refuse(key, "a number from 0, below 1");
-    return value->get<double>();
-  }
-  bool flag(const std::string& key, bool fallback) const {
-    const json* value = find(key);
-    if (value == nullptr) return fallback;
-    if (!value->is_boolean()) refuse(key, "true, false");
-    return value->get<bool>();
-  }
-  /// One of `choices`, whose text it gives.
-  template <class T>
-  T choice(const std::string& key, T fallback,
-           const std::vector<std::pair<std::string_view, T>>& choices) const {
-    const json* value = find(key);
-    if (value == nullptr) return fallback;
-    std::string names;
-    for (const auto& [name, meaning] : choices) {
-      if (value->is_string() && value->get_ref<const std::string&>() == name) return meaning;
-      names += (names.empty() ? "" : ", ") + std::string(name);
-    }
-    refuse(key, names);
-  }
-  /// Refuses every other value.
-  void only(const std::string& key, const json& value) const {
-    if (const json* given = find(key); given != nullptr && *given != value) refuse(key, value.dump());
-  }
-  std::optional<Config> object(const std::string& key) const {
-    const json* value = find(key);
-    if (value == nullptr) return {};
-    if (!value->is_object()) refuse(key, "an object");
-    return Config(fmt::format("{}': '{}", file_, key), *value);
-  }
-  /// Refuses keys that are none of these.
-  void no_others(const std::set<std::string>& keys) const {
-    for (const auto& [key, value] : object_.items())
-      if (!keys.contains(key)) refuse(key, fmt::format("{}", fmt::join(keys, ", ")));
-  }
-  void need(const std::string& key) const {
-    check<ValueError>(find(key) != nullptr, "pretrained: '{}': {} is missing", file_, key);
-  }
-
-  [[noreturn]] void refuse(const std::string& key, std::string_view supported) const {
-    const json* given = find(key);
-    fail<ValueError>("pretrained: '{}': {} is {}; supported: {}", file_, shown(key),
-                     given ? shown(given->dump(-1, ' ', true)) : "not there, or null", supported);
-  }
-
- private:
-  const json* find(const std::string& key) const {
-    const auto found = object_.find(key);
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
-  }
-  std::string file_;
-  json object_;
-};
 
 /// Words of other models that transformers takes for GPT-2's (`attribute_map`).
 constexpr std::array<std::pair<std::string_view, std::string_view>, 4> gpt_aliases = {
@@ -172,7 +53,34 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 4> gpt_alias
 const std::vector<std::pair<std::string_view, DType>> dtypes = {
     {"float32", f32}, {"bfloat16", bf16}, {"float16", f16}, {"float64", f64}};
 
-/// `dtype`, or as it was called before, `torch_dtype`.
+}  // namespace
+
+bool Config::meaningless(std::string_view key) {
+  static constexpr std::string_view keys =  // between commas
+      ",_attn_implementation,_attn_implementation_autoset,_commit_hash,_name_or_path,architectures,"
+      "attn_implementation,auto_map,bad_words_ids,begin_suppress_tokens,bos_token_id,"
+      "cache_implementation,chunk_size_feed_forward,decoder_start_token_id,diversity_penalty,do_sample,"
+      "early_stopping,encoder_no_repeat_ngram_size,eos_token_id,exponential_decay_length_penalty,"
+      "finetuning_task,forced_bos_token_id,forced_eos_token_id,id2label,initializer_range,is_decoder,"
+      "is_llama_config,label2id,length_penalty,max_length,min_length,n_ctx,no_repeat_ngram_size,"
+      "num_beam_groups,num_beams,num_return_sequences,output_attentions,output_hidden_states,"
+      "output_scores,pad_token_id,prefix,pretraining_tp,problem_type,remove_invalid_values,"
+      "repetition_penalty,return_dict,return_dict_in_generate,sep_token_id,summary_activation,"
+      "summary_first_dropout,summary_proj_to_labels,summary_type,summary_use_proj,suppress_tokens,"
+      "task_specific_params,temperature,tf_legacy_loss,tie_encoder_decoder,tokenizer_class,top_k,top_p,"
+      "torchscript,transformers.js_config,transformers_version,typical_p,unsloth_fixed,unsloth_version,"
+      "use_bfloat16,use_cache,";
+  return key.find(',') == std::string_view::npos &&
+         keys.find(fmt::format(",{},", key)) != std::string_view::npos;
+}
+
+void check_plain_decoder(const Config& c) {
+  for (const char* part : {"add_cross_attention", "attention_bias", "is_encoder_decoder", "lm_head_bias",
+                           "mlp_bias", "rope_interleaved", "use_mrope"})
+    c.only_unless_asked(part, false);
+  c.only("pruned_heads", json::object());
+}
+
 DType dtype_of(const Config& c) { return c.choice("dtype", c.choice("torch_dtype", f32, dtypes), dtypes); }
 
 std::string_view name_in_config(DType dtype) {
@@ -181,46 +89,21 @@ std::string_view name_in_config(DType dtype) {
   fail<InternalError>("pretrained: no name for parameters of {}", name_of(dtype));
 }
 
-/// Weights of 8-bit floats are read to floats; other forms are not.
 std::optional<Config> quantization_of(const Config& c) {
   const std::optional<Config> q = c.object("quantization_config");
   if (q) q->choice("quant_method", true, {{"fp8", true}, {"compressed-tensors", true}});
   return q;
 }
 
-/// `rope_parameters`, or as they were before, `rope_scaling` beside `rope_theta`.
-void read_rotary(const Config& c, LlamaOptions& o) {
-  o.rope_theta = c.positive("rope_theta", o.rope_theta);
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    const std::optional<Config> rope = c.object(key);
-    if (!rope) continue;
-    rope->no_others({"rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
-                     "original_max_position_embeddings", "partial_rotary_factor"});
-    rope->only("partial_rotary_factor", 1.0);
-    o.rope_theta = rope->positive("rope_theta", o.rope_theta);
-    const std::vector<std::pair<std::string_view, bool>> types = {{"default", false}, {"llama3", true}};
-    if (!rope->choice("rope_type", rope->choice("type", false, types), types)) continue;
-    for (const char* needed :
-         {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
-      rope->need(needed);
-    o.rope_scaling = {rope->positive("factor", 1), rope->positive("low_freq_factor", 1),
-                      rope->positive("high_freq_factor", 1),
-                      rope->positive("original_max_position_embeddings", 1)};
-    if (o.rope_scaling.high <= o.rope_scaling.low)
-      rope->refuse("high_freq_factor", fmt::format("above low_freq_factor, {}", o.rope_scaling.low));
-  }
-}
-
-/// `from` without what `own` says anew, or what would contradict it.
 json merged(json from, const json& own) {
-  for (const char* stale : {"dtype", "n_ctx", "n_inner", "rope_parameters", "rope_scaling",
-                            "quantization_config", "head_dim", "transformers_version"})
+  for (const char* stale :
+       {"dtype", "n_ctx", "n_inner", "rope_parameters", "rope_scaling", "quantization_config", "head_dim",
+        "transformers_version", "layer_types", "partial_rotary_factor", "_sliding_window_pattern",
+        "sliding_window_pattern", "sliding_window_size"})
     from.erase(stale);
   from.update(own);
   return from;
 }
-
-}  // namespace
 
 std::pair<std::int64_t, std::int64_t> scale_block(const Path& folder, FileSystem& files) {
   const Config c(shown((folder / "config.json").string(), 300), read_object(folder / "config.json", files));
@@ -246,38 +129,12 @@ json config_of(const GptOptions& o, DType dtype, json from) {
                                   {"torch_dtype", name_in_config(dtype)}});
 }
 
-json config_of(const LlamaOptions& o, DType dtype, json from) {
-  json own = {{"architectures", {"LlamaForCausalLM"}},
-              {"model_type", "llama"},
-              {"vocab_size", o.vocab_size},
-              {"hidden_size", o.hidden_size},
-              {"intermediate_size", o.intermediate_size},
-              {"num_hidden_layers", o.num_hidden_layers},
-              {"num_attention_heads", o.num_attention_heads},
-              {"num_key_value_heads", o.key_value_heads()},
-              {"head_dim", o.head_width()},
-              {"max_position_embeddings", o.max_position_embeddings},
-              {"hidden_act", "silu"},
-              {"rms_norm_eps", o.rms_norm_eps},
-              {"rope_theta", o.rope_theta},
-              {"attention_bias", o.attention_bias},
-              {"mlp_bias", o.mlp_bias},
-              {"tie_word_embeddings", o.tie_word_embeddings},
-              {"torch_dtype", name_in_config(dtype)}};
-  if (const RotaryScaling& s = o.rope_scaling; s.factor != 1)
-    own["rope_scaling"] = {{"rope_type", "llama3"},
-                           {"factor", s.factor},
-                           {"low_freq_factor", s.low},
-                           {"high_freq_factor", s.high},
-                           {"original_max_position_embeddings", static_cast<std::int64_t>(s.original)}};
-  return merged(std::move(from), own);
-}
-
 }  // namespace pretrained
 
 GptOptions gpt_options(const FileSystem::Path& folder, FileSystem& files) {
   using namespace pretrained;
-  Config c(folder, files, "gpt2");
+  Config c(folder, files);
+  c.only("model_type", "gpt2");
   for (const auto& [alias, key] : gpt_aliases) c.rename(std::string(alias), std::string(key));
   GptOptions o;
   o.vocab = c.size("vocab_size", 50257, many);
@@ -298,35 +155,10 @@ GptOptions gpt_options(const FileSystem::Path& folder, FileSystem& files) {
   c.only("scale_attn_weights", true);
   c.only("scale_attn_by_inverse_layer_idx", false);
   c.only("reorder_and_upcast_attn", false);
-  c.only("add_cross_attention", false);
+  check_plain_decoder(c);
   quantization_of(c);
   o.tensor.dtype = dtype_of(c);
-  return o;
-}
-
-LlamaOptions llama_options(const FileSystem::Path& folder, FileSystem& files) {
-  using namespace pretrained;
-  const Config c(folder, files, "llama");
-  LlamaOptions o;
-  o.vocab_size = c.size("vocab_size", 32000, many);
-  o.hidden_size = c.size("hidden_size", 4096, wide);
-  o.intermediate_size = c.size("intermediate_size", 11008, wide);
-  o.num_hidden_layers = c.size("num_hidden_layers", 32, deep);
-  o.num_attention_heads = c.size("num_attention_heads", 32, heads);
-  o.num_key_value_heads = c.size("num_key_value_heads", heads);
-  o.head_dim = c.size("head_dim", heads);
-  o.max_position_embeddings = c.size("max_position_embeddings", 2048, many);
-  o.rms_norm_eps = c.positive("rms_norm_eps", 1e-6);
-  read_rotary(c, o);
-  c.only("hidden_act", "silu");
-  c.only("attention_dropout", 0.0);
-  c.only("partial_rotary_factor", 1.0);
-  c.only("rope_interleaved", false);
-  o.attention_bias = c.flag("attention_bias", false);
-  o.mlp_bias = c.flag("mlp_bias", false);
-  o.tie_word_embeddings = c.flag("tie_word_embeddings", false);
-  quantization_of(c);
-  o.tensor.dtype = dtype_of(c);
+  c.nothing_unknown();
   return o;
 }
 

@@ -597,11 +597,18 @@ SHERD_API Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, At
 SHERD_API Tensor self_attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options = {});
 /// Which features turn together: i and i + D / 2 (Llama as Hugging Face has it), or 2 i and 2 i + 1.
 enum class RotaryPairs { halves, neighbours };
-/// Slower turning for contexts longer than the one a model was trained with, as Llama 3.1 has it: pairs that
-/// turn less than `low` times in `original` positions are slowed by `factor`, those that turn more than
-/// `high` times are not, and between them it is a mixture.
+/// Slower turning for contexts longer than the `original` positions that a model was trained with, as the
+/// `rope_type` of Hugging Face's files: `linear` slows all pairs by `factor` (Chen et al., 2023); `dynamic`
+/// has base (factor L / original - factor + 1)^(D / (D - 2)) in place of base where L = first + T is beyond
+/// `original` (D above 2). The others slow by `factor` the pairs that turn less than `low` times in
+/// `original` positions and leave alone those that turn more than `high` times; between them is a mixture,
+/// which follows the turns in `llama3` (Llama 3.1) and the numbers of pairs in `yarn` (Peng et al., 2023; low
+/// above 0 and base above 1), from whole pair to whole pair but in `yarn_fractional`.
+enum class RotaryKind { linear, dynamic, llama3, yarn, yarn_fractional };
 struct RotaryScaling {
   double factor = 1, low = 1, high = 4, original = 8192;
+  RotaryKind kind = RotaryKind::llama3;
+  double amplitude = 1;  ///< what is turned is multiplied by it
   bool operator==(const RotaryScaling&) const = default;
 };
 struct RotaryOptions {

@@ -21,6 +21,8 @@ void rotary_table(const ops::RotaryTable& op, Inputs, Outputs out) {
                        .low = op.low,
                        .high = op.high,
                        .original = op.original,
+                       .by_pair = op.measure == ops::RotaryMeasure::pair,
+                       .amplitude = op.amplitude,
                        .cosines = out[0].raw(),
                        .sines = out[1].raw(),
                        .stream = stream_of(out[0].device())});

@@ -16,14 +16,15 @@ __global__ void __launch_bounds__(threads_per_block) rotary_table(const RotaryTa
   const double pair = static_cast<double>(at % c.half), half = static_cast<double>(c.half);
   double rate = math::exp(pair * (-log_base / half));
   if (c.factor != 1) {
-    const double turns = c.original * math::pow(c.base, -pair / half) / (2 * std::numbers::pi);
-    const double share = (turns - c.low) / (c.high - c.low);
+    const double measured =
+        c.by_pair ? pair : c.original * math::pow(c.base, -pair / half) / (2 * std::numbers::pi);
+    const double share = (measured - c.low) / (c.high - c.low);
     const double full_speed = share < 0 ? 0 : share > 1 ? 1 : share;
     rate = rate * (full_speed + (1 - full_speed) / c.factor);
   }
   const double angle = static_cast<double>(c.first + at / c.half) * rate;
-  static_cast<C*>(c.cosines)[at] = static_cast<C>(math::cos(angle));
-  static_cast<C*>(c.sines)[at] = static_cast<C>(math::sin(angle));
+  static_cast<C*>(c.cosines)[at] = static_cast<C>(math::cos(angle) * c.amplitude);
+  static_cast<C*>(c.sines)[at] = static_cast<C>(math::sin(angle) * c.amplitude);
 }
 
 /// Elements that lie side by side, in the dtype that is computed in.

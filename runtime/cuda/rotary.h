@@ -10,6 +10,8 @@ struct RotaryTableCall {
   DType dtype = DType::f32;
   std::int64_t steps = 0, half = 0, first = 0;
   double base = 0, factor = 1, low = 0, high = 0, original = 0;
+  bool by_pair = false;
+  double amplitude = 1;
   void *cosines = nullptr, *sines = nullptr;
   cudaStream_t stream = nullptr;
 };

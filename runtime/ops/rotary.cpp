@@ -1,6 +1,7 @@
 #include "runtime/ops/rotary.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numbers>
 #include <vector>
@@ -23,15 +24,19 @@ Tensors RotaryTable::reference(Inputs) const {
   if (factor != 1) {
     std::vector<double> share;  // of the full speed, by pair
     for (std::int64_t i = 0; i < half; ++i) {
-      const double rate = math::pow(base, -static_cast<double>(i) / static_cast<double>(half));
-      const double turns = original * rate / (2 * std::numbers::pi);
-      const double full_speed = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+      const double pair = static_cast<double>(i);
+      const double measured =
+          measure == RotaryMeasure::pair
+              ? pair
+              : original * math::pow(base, -pair / static_cast<double>(half)) / (2 * std::numbers::pi);
+      const double full_speed = std::clamp((measured - low) / (high - low), 0.0, 1.0);
       share.push_back(full_speed + (1 - full_speed) / factor);
     }
     slowed = mul(rates, to(Tensor::from(share, {half}, Device::cpu()), spec.device));
   }
   const Tensor angles = mul(unsqueeze(arange(first, first + steps, 1, exact), 1), slowed);
-  return {to(cos(angles), spec.dtype), to(sin(angles), spec.dtype)};
+  const auto scaled = [&](const Tensor& x) { return amplitude == 1 ? x : mul(x, amplitude); };
+  return {to(scaled(cos(angles)), spec.dtype), to(scaled(sin(angles)), spec.dtype)};
 }
 
 Specs Rotary::infer(SpecSpan in) const {
@@ -66,6 +71,67 @@ Tensors Rotary::reference(Inputs in) const {
 
 }  // namespace ops
 
+namespace {
+
+/// The number of the pair, of `half`, that turns `turns` times in the scaling's positions; a fraction.
+double pair_of_turns(const RotaryScaling& s, double base, double half, double turns) {
+  return half * math::log(s.original / (turns * 2 * std::numbers::pi)) / math::log(base);
+}
+
+/// The table of `half` pairs whose steps end before `end`.
+ops::RotaryTable table_of(const Spec& spec, const RotaryOptions& o, std::int64_t end) {
+  const RotaryScaling& s = o.scaling;
+  const double half = static_cast<double>(spec.shape[1]);
+  ops::RotaryTable table{
+      spec, o.first, o.base, s.factor, s.low, s.high, s.original, ops::RotaryMeasure::turns, s.amplitude};
+  switch (s.kind) {
+    case RotaryKind::llama3:
+      break;
+    case RotaryKind::linear:  // every pair is beyond `low`
+      table.low = -1, table.high = -2;
+      table.measure = ops::RotaryMeasure::pair;
+      break;
+    case RotaryKind::dynamic:
+      table.factor = 1;
+      if (const double stretched =
+              s.factor * std::max(static_cast<double>(end) / s.original, 1.0) - (s.factor - 1);
+          stretched != 1)
+        table.base = o.base * math::pow(stretched, half / (half - 1));
+      break;
+    case RotaryKind::yarn:
+    case RotaryKind::yarn_fractional: {
+      const bool whole = s.kind == RotaryKind::yarn;
+      const double fast = pair_of_turns(s, o.base, half, s.high),
+                   slow = pair_of_turns(s, o.base, half, s.low);
+      table.high = std::max(whole ? std::floor(fast) : fast, 0.0);
+      table.low = std::min(whole ? std::ceil(slow) : slow, 2 * half - 1);
+      if (table.low == table.high) table.low += 1e-3;
+      table.measure = ops::RotaryMeasure::pair;
+      break;
+    }
+  }
+  return table;
+}
+
+void check_scaling(const RotaryOptions& o, std::int64_t width) {
+  const RotaryScaling& s = o.scaling;
+  check<ValueError>(
+      s.factor > 0 && s.high > s.low && s.original > 0,
+      "rotary: scaling by {} between {} and {} turns in {} positions; all are positive, and the "
+      "second number of turns is the larger one",
+      s.factor, s.low, s.high, s.original);
+  check<ValueError>(s.amplitude > 0, "rotary: amplitude {} must be positive", s.amplitude);
+  if (s.kind == RotaryKind::dynamic)
+    check<ValueError>(width != 2 && s.factor >= 1,
+                      "rotary: dynamic scaling by {} of {} features; it takes at least 1, and more than 2",
+                      s.factor, width);
+  if (s.kind == RotaryKind::yarn || s.kind == RotaryKind::yarn_fractional)
+    check<ValueError>(o.base > 1 && s.low > 0,
+                      "rotary: yarn takes a base above 1 and turns above 0, got {} and {}", o.base, s.low);
+}
+
+}  // namespace
+
 Tensor rotary(const Tensor& x, RotaryOptions o) {
   detail::check_given("rotary", x);
   check<DTypeError>(is_floating(x.dtype()), "rotary: takes floating dtypes, got {}", name_of(x.dtype()));
@@ -76,15 +142,10 @@ Tensor rotary(const Tensor& x, RotaryOptions o) {
   check<ValueError>(o.first <= std::numeric_limits<std::int64_t>::max() - x.shape()[x.rank() - 2],
                     "rotary: {} steps from position {} on are beyond the largest integer",
                     x.shape()[x.rank() - 2], o.first);
-  check<ValueError>(
-      o.scaling.factor > 0 && o.scaling.high > o.scaling.low && o.scaling.original > 0,
-      "rotary: scaling by {} between {} and {} turns in {} positions; all are positive, and the "
-      "second number of turns is the larger one",
-      o.scaling.factor, o.scaling.low, o.scaling.high, o.scaling.original);
-  const Spec table{{x.shape()[x.rank() - 2], x.shape().back() / 2}, compute_dtype(x.dtype()), x.device()};
-  const Tensors turns = apply_many(ops::RotaryTable{table, o.first, o.base, o.scaling.factor, o.scaling.low,
-                                                    o.scaling.high, o.scaling.original},
-                                   {});
+  check_scaling(o, x.shape().back());
+  const std::int64_t steps = x.shape()[x.rank() - 2];
+  const Spec table{{steps, x.shape().back() / 2}, compute_dtype(x.dtype()), x.device()};
+  const Tensors turns = apply_many(table_of(table, o, o.first + steps), {});
   const auto turned = [&](const Tensor& y) {
     return apply(ops::Rotary{o.pairs == RotaryPairs::neighbours}, y, turns[0], turns[1]);
   };

@@ -5,8 +5,12 @@
 
 namespace sherd::ops {
 
-/// Cosines and sines by which pairs turn: outputs of `spec`, (T, D / 2), of pair i at step t those of (first
-/// + t) base^(-2 i / D), slowed as `RotaryScaling` says where its factor is not 1.
+/// What a pair's share of the full speed goes by: its turns in `original` positions, or its number.
+enum class RotaryMeasure { turns, pair };
+
+/// Cosines and sines by which pairs turn, times `amplitude`: outputs of `spec`, (T, D / 2), of pair i at step
+/// t those of (first + t) base^(-2 i / D). Where factor is not 1, pairs whose measure is at `high` turn so,
+/// those at `low` are slowed by `factor`, between them it is a mixture, and beyond them as at the nearer one.
 struct RotaryTable {
   static constexpr std::string_view name = "rotary_table";
   static constexpr Arity arity = 0;
@@ -14,6 +18,8 @@ struct RotaryTable {
   Spec spec;
   std::int64_t first = 0;
   double base = 10000, factor = 1, low = 1, high = 4, original = 8192;
+  RotaryMeasure measure = RotaryMeasure::turns;
+  double amplitude = 1;
 
   Specs infer(SpecSpan) const { return {spec, spec}; }
   Tensors reference(Inputs in) const;
@@ -24,6 +30,8 @@ struct RotaryTable {
     on("low", low);
     on("high", high);
     on("original", original);
+    on("by_pair", measure == RotaryMeasure::pair);
+    on("amplitude", amplitude);
   }
   bool operator==(const RotaryTable&) const = default;
 };

@@ -130,6 +130,12 @@ TEST_CASE("cuda: rotary agrees with the CPU's to the bit, wherever heads lie") {
         Values values(3);
         const RotaryOptions options{.first = 5, .pairs = pairs, .scaling = {.factor = 8, .original = 512}};
         const auto turned = [&](std::span<const Tensor> t) { return rotary(t[0], options); };
+        if (width > 2)
+          for (const RotaryKind kind : {RotaryKind::linear, RotaryKind::dynamic, RotaryKind::yarn}) {
+            const RotaryOptions scaled{.first = 500, .pairs = pairs, .scaling = {8, 1, 32, 512, kind, 1.25}};
+            agree({values({2, 3, 70, width}, dtype)}, 0,
+                  [&](std::span<const Tensor> t) { return rotary(t[0], scaled); });
+          }
         agree({values({2, 3, 70, width}, dtype)}, 0, turned);
         agree({transpose(values({2, 70, 3, width}, dtype), 1, 2)}, 0, turned);
         agree({slice(values({2, 3, 70, width + 1}, dtype), 3, 1, width + 1)}, 0, turned);

@@ -115,7 +115,7 @@ std::unique_ptr<Module> build_recurrent(const json& o) {
                                                            .bidirectional = o.value("bidirectional", false)});
 }
 std::unique_ptr<Module> build_swiglu(const json& o) {
-  return std::make_unique<nn::SwiGlu>(o.at("width").get<int>(), o.at("hidden").get<int>());
+  return std::make_unique<nn::GatedMlp>(o.at("width").get<int>(), o.at("hidden").get<int>());
 }
 std::unique_ptr<Module> build_llama(const json& o) {
   const json& s = o.at("scaling");

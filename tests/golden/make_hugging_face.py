@@ -17,7 +17,8 @@ import sys
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel,
+                          LlamaConfig, LlamaForCausalLM, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config)
 
 HERE = pathlib.Path(__file__).parent / "hugging_face"
 VOCAB, CONTEXT = 64, 24
@@ -39,13 +40,48 @@ CASES = [
      torch.float16, "5GB"),
 ]
 
+# The families of Llama's module and the kinds of rotary scaling, in f32. Windows, caps and contexts of scaling are so
+# small that all bear on the numbers of 20 tokens, and a continuation goes beyond every window.
+SIZES = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=40, bos_token_id=1, eos_token_id=2, pad_token_id=None)
 
-def randomise(model):
+
+def rope(kind, **more):
+    return {"rope_type": kind, "rope_theta": 50.0, "factor": 4.0, **more}
+
+
+FAMILIES = [
+    ("llama_linear", LlamaConfig(**SIZES, rope_parameters=rope("linear"))),
+    ("llama_dynamic", LlamaConfig(**SIZES | {"max_position_embeddings": 12, "num_attention_heads": 2},
+                                  rope_parameters=rope("dynamic"))),
+    ("llama_yarn", LlamaConfig(**SIZES, head_dim=16, rope_parameters=rope(
+        "yarn", original_max_position_embeddings=24, beta_fast=4.0, beta_slow=0.5, mscale=0.7, mscale_all_dim=1.5,
+        truncate=False))),
+    ("mistral", MistralConfig(**SIZES, head_dim=8, sliding_window=6)),
+    ("qwen2", Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=1,
+                          tie_word_embeddings=True)),
+    ("qwen3", Qwen3Config(**SIZES, head_dim=16, rope_parameters=rope(
+        "yarn", original_max_position_embeddings=24, beta_fast=4.0, beta_slow=0.5))),
+    ("gemma2", Gemma2Config(**SIZES, head_dim=8, sliding_window=6, query_pre_attn_scalar=24,
+                            attn_logit_softcapping=1.0, final_logit_softcapping=3.0)),
+    ("gemma3", Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=6, sliding_window_pattern=3,
+                                tie_word_embeddings=False, query_pre_attn_scalar=24, rope_parameters={
+                                    "full_attention": rope("linear"),
+                                    "sliding_attention": {"rope_type": "default", "rope_theta": 10.0}})),
+    ("phi3", Phi3Config(**SIZES | {"num_attention_heads": 2, "num_key_value_heads": 1}, sliding_window=6,
+                        rope_parameters={"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5})),
+]
+# Seeds, and sizes of embeddings, with which the likeliest token is not the same one for ever.
+LIVELY = {"llama_yarn": (11,), "gemma2": (29, 0.12), "gemma3": (34,)}
+
+
+def randomise(model, seed=5, embeddings=0.3):
     """Away from zeros and ones, so that every parameter matters, and far enough apart for a clear likeliest token."""
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn(p.shape, generator=generator) * (0.3 if p.dim() == 2 else 0.1))
+        for name, p in model.named_parameters():
+            size = embeddings if "embed_tokens" in name else 0.3 if p.dim() == 2 else 0.1
+            p.add_(torch.randn(p.shape, generator=generator) * size)
 
 
 def expected(folder):
@@ -73,6 +109,41 @@ def make():
         (folder / "generation_config.json").unlink(missing_ok=True)
         save_file({k: v.contiguous() for k, v in expected(folder).items()}, folder / "expected.safetensors")
         print(name, sum(f.stat().st_size for f in folder.iterdir()), sorted(f.name for f in folder.iterdir()))
+
+
+def expected_of_family(folder):
+    """As `expected`, with the gradient of each parameter and the logits behind a step of SGD."""
+    # Two, since the one that generates remembers the length that `dynamic` scaling was last made for.
+    model, writer = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+                     for _ in range(2))
+    tokens = torch.randint(0, VOCAB, (2, 20), generator=torch.Generator().manual_seed(6))
+    logits = model(tokens).logits
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    gradients = {"grad." + name: p.grad.clone() for name, p in model.named_parameters()}
+    prompt = tokens[:1, :4]
+    all_tokens = writer.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=30, do_sample=False,
+                                 eos_token_id=None, pad_token_id=0)
+    best = torch.topk(writer(all_tokens).logits[0, 3:-1].detach(), 2).values
+    margin = (best[:, 0] - best[:, 1]).min().item()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return {"tokens": tokens, "logits": logits.detach(), "loss": loss.detach(), "stepped": model(tokens).logits.detach(),
+            "continuation": all_tokens[0, 4:], **gradients}, margin
+
+
+def make_families():
+    for name, config in FAMILIES:
+        torch.manual_seed(1)
+        folder = HERE / name
+        shutil.rmtree(folder, ignore_errors=True)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        randomise(model, *LIVELY.get(name, ()))
+        model.save_pretrained(folder)
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        numbers, margin = expected_of_family(folder)
+        save_file({k: v.contiguous() for k, v in numbers.items()}, folder / "expected.safetensors")
+        print(name, sum(f.stat().st_size for f in folder.iterdir()), "bytes, logits up to",
+              numbers["logits"].abs().max().item(), "least margin", margin, numbers["continuation"].tolist())
 
 
 def make_eight_bits():
@@ -133,4 +204,4 @@ def check(written, original):
 
 if __name__ == "__main__":
     print("transformers", transformers.__version__, "torch", torch.__version__)
-    check(*sys.argv[2:]) if sys.argv[1:2] == ["check"] else (make(), make_eight_bits())
+    check(*sys.argv[2:]) if sys.argv[1:2] == ["check"] else (make(), make_families(), make_eight_bits())

@@ -144,7 +144,9 @@ std::vector<Case> all_layers() {
   add(all, "Identity", Identity(), on({16, 8}));
   add(all, "Flatten", Flatten(), on({4, 2, 3}));
   add(all, "Function", Function([](const Tensor& x) { return square(x); }), on({4, 2}));
-  add(all, "SwiGlu", SwiGlu(8, 16), on({2, 4, 8}));
+  add(all, "GatedMlp", GatedMlp(8, 16), on({2, 4, 8}));
+  add(all, "GatedMlp, fused", GatedMlp(8, 16, {}, Gate::gelu_tanh, Projections::fused), on({2, 4, 8}));
+  add(all, "RmsNorm by one more", RmsNorm(8, 1e-5, {}, Gain::one_plus_weight), on({4, 8}));
   add(all, "Sequential", Sequential{Linear(8, 16), Gelu(), BatchNorm1d(16), Dropout(0.2), Linear(16, 4)},
       on({6, 8}));
   const auto tokens = [](auto& m, int, DType) {

@@ -217,7 +217,8 @@ TEST_CASE("pretrained: every setting that config.json knows comes back") {
     if (other) {
       l.num_key_value_heads = 1, l.head_dim = 6, l.rms_norm_eps = 0.1, l.rope_theta = 50;
       l.rope_scaling = {4, 1, 4, 4};
-      l.attention_bias = l.mlp_bias = l.tie_word_embeddings = true;
+      l.mlp_bias = l.tie_word_embeddings = true;
+      l.attention_bias = AttentionBias::all;
       l.tensor.dtype = bf16;
     }
     const Llama llama(l);
@@ -414,7 +415,7 @@ TEST_CASE("pretrained: a setting that is not supported is refused with its key, 
                                          : llama_options(root.path()).vocab_size);
     });
     CHECK(one_line_about(message, "pretrained"));
-    CHECK_THAT(message, ContainsSubstring(key.substr(key.find('/') + 1)) && ContainsSubstring(word) &&
+    CHECK_THAT(message, ContainsSubstring(key.substr(key.rfind('/') + 1)) && ContainsSubstring(word) &&
                             ContainsSubstring("config.json") && ContainsSubstring("supported: "));
     if (value.is_primitive()) CHECK_THAT(message, ContainsSubstring(value.dump().substr(0, 20)));
   };
@@ -435,7 +436,8 @@ TEST_CASE("pretrained: a setting that is not supported is refused with its key, 
     refused(goldens / "llama", "rope_parameters/rope_theta", value, "above 0");
   }
   refused(goldens / "gpt2", "model_type", "llama", "\"gpt2\"");
-  refused(goldens / "llama", "model_type", "mistral", "\"llama\"");
+  refused(goldens / "llama", "model_type", "gemma3",
+          "llama, mistral, qwen2, qwen3, gemma2, gemma3_text, phi3");
   refused(goldens / "gpt2", "activation_function", "relu", "gelu_new, gelu_pytorch_tanh, gelu");
   refused(goldens / "gpt2", "n_inner", 65, "64");
   refused(goldens / "gpt2", "attn_pdrop", 0.5, "resid_pdrop");
@@ -443,12 +445,50 @@ TEST_CASE("pretrained: a setting that is not supported is refused with its key, 
   refused(goldens / "gpt2", "scale_attn_weights", false, "true");
   refused(goldens / "gpt2", "dtype", "int8", "bfloat16");
   refused(goldens / "gpt2", "tie_word_embeddings", 1, "true, false");
-  refused(goldens / "llama", "hidden_act", "gelu", "silu");
-  refused(goldens / "llama", "rope_parameters/rope_type", "yarn", "default, llama3");
+  refused(goldens / "llama", "hidden_act", "relu", "silu, gelu_pytorch_tanh, gelu_new, gelu");
+  refused(goldens / "llama", "rope_parameters/rope_type", "longrope",
+          "default, linear, dynamic, llama3, yarn");
+  refused(goldens / "llama", "rope_parameters/beta_fast", 32.0, "low_freq_factor");
+  refused(goldens / "llama_dynamic", "rope_parameters/factor", 0.5, "a number from 1");
+  refused(goldens / "llama_yarn", "rope_parameters/beta_fast", 0.25, "above beta_slow, 0.5");
+  refused(goldens / "llama_yarn", "rope_parameters/truncate", 1, "true, false");
+  refused(goldens / "mistral", "attention_bias", true, "false");
+  refused(goldens / "mistral", "sliding_window", 0, "an integer from 1");
+  refused(goldens / "mistral", "partial_rotary_factor", 0.5, "1.0");
+  refused(goldens / "qwen2", "layer_types", {"full_attention", "chunked_attention", "full_attention"},
+          "full_attention, sliding_attention");
+  refused(goldens / "qwen2", "layer_types", {"full_attention"}, "3 entries");
+  refused(goldens / "qwen3", "layer_types", 3, "a list");
+  refused(goldens / "gemma2", "hidden_activation", "relu", "gelu_pytorch_tanh");
+  refused(goldens / "gemma2", "use_bidirectional_attention", true, "false");
+  refused(goldens / "gemma2", "final_logit_softcapping", 0, "above 0");
+  refused(goldens / "gemma3", "attn_logit_softcapping", 50.0, "null");
+  refused(goldens / "gemma3", "rope_parameters/sliding_attention/rope_type", "linear", "default");
+  refused(goldens / "gemma3", "rope_parameters/full_attention/factor", -1, "above 0");
+  refused(goldens / "phi3", "rope_parameters/rope_type", "longrope", "default");
+  refused(goldens / "phi3", "resid_pdrop", 0.1, "0.0");
   refused(goldens / "llama", "rope_parameters/full_attention", json::object(), "rope_theta");
   refused(goldens / "llama", "rope_parameters/high_freq_factor", 0.5, "above low_freq_factor");
   refused(goldens / "llama", "rope_scaling", 3, "an object");
   refused(goldens / "llama", "quantization_config", {{"quant_method", "gptq"}}, "fp8, compressed-tensors");
+
+  // A key that may bear on the result and is not known.
+  for (const char* folder : {"gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"})
+    for (const char* key : {"num_experts", "logit_scale", "Rope_theta"}) {
+      const Copy copy(goldens / folder);
+      const auto read = [&] {
+        return std::string_view(folder) == "gpt2" ? gpt_options(copy.folder).layers
+                                                  : llama_options(copy.folder).num_hidden_layers;
+      };
+      copy.edit("config.json", [&](json& config) { config[key] = nullptr; });
+      CHECK_NOTHROW(read());  // null says that it is not there
+      copy.edit("config.json", [&](json& config) { config[key] = 8; });
+      const std::string message = message_of<ValueError>(read);
+      INFO(message);
+      CHECK(one_line_about(message, key));
+      CHECK_THAT(message, ContainsSubstring("config.json") && ContainsSubstring("known: ") &&
+                              ContainsSubstring("quantization_config, "));
+    }
 
   // A key that only has its default is told of as well.
   for (const json& config : {json{{"model_type", "gpt2"}, {"resid_pdrop", 0.0}},

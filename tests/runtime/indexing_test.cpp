@@ -370,6 +370,13 @@ TEST_CASE("indexing: calls that mean nothing are refused in one line") {
   refused([&] { adaptive_avg_pool2d(image, 0, 1); }, "adaptive_avg_pool2d");
   refused([&] { adaptive_max_pool2d(image, 1, 0); }, "adaptive_max_pool2d");
   refused([&] { rotary(ones({2, 4}), {.scaling = {.factor = 0}}); }, "rotary: scaling by 0");
+  refused([&] { rotary(ones({2, 4}), {.scaling = {.amplitude = 0}}); }, "rotary: amplitude 0");
+  refused([&] { rotary(ones({2, 2}), {.scaling = {.kind = RotaryKind::dynamic}}); }, "of 2 features");
+  refused([&] { rotary(ones({2, 4}), {.scaling = {.factor = 0.5, .kind = RotaryKind::dynamic}}); }, "by 0.5");
+  for (const RotaryKind yarn : {RotaryKind::yarn, RotaryKind::yarn_fractional}) {
+    refused([&] { rotary(ones({2, 4}), {.base = 1, .scaling = {.kind = yarn}}); }, "rotary: yarn");
+    refused([&] { rotary(ones({2, 4}), {.scaling = {.low = 0, .kind = yarn}}); }, "rotary: yarn");
+  }
   refused([&] { group_norm(image, 3); }, "group_norm: 3 groups");
   refused([&] { group_norm(image, 2, ones({3})); }, "(3)");
   refused([&] { rotary(ones({2, 3})); }, "rotary");

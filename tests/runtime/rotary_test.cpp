@@ -1,7 +1,11 @@
 // Rotary position embedding: the kernels against the op's formula, wherever heads lie, and what turning is.
 #include <sherd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <functional>
+#include <numbers>
 
 #include "runtime/apply.h"
 #include "runtime/ops/rotary.h"
@@ -64,4 +68,43 @@ TEST_CASE("the gradient of rotary is what turns it back") {
       const double most = amax(abs(sub(to(x.grad(), f64), to(x.detach(), f64)))).item();
       CHECK(most < (dtype == f64 ? 1e-14 : dtype == f32 ? 1e-6 : dtype == f16 ? 4e-3 : 4e-2));
     }
+}
+
+TEST_CASE("rotary slows each pair as its kind of scaling says") {
+  // 32 pairs of base 10^4: pair i turns 10^(-i / 8) 512 / (2 pi) times in 512 positions, so that pair 3.3
+  // turns 32 times and pair 15.3 once.
+  constexpr std::int64_t pairs = 32, at = 600;
+  constexpr double base = 1e4, factor = 4;
+  const auto rate = [](double b, int pair) { return std::pow(b, -pair / 32.0); };
+  const auto mixed = [&](double slow, double fast) {
+    return [=](int pair) {
+      const double slowed = std::clamp((pair - fast) / (slow - fast), 0.0, 1.0);
+      return rate(base, pair) * (slowed / factor + 1 - slowed);
+    };
+  };
+  const auto turning = [](double turns) { return 8 * std::log10(512 / (turns * 2 * std::numbers::pi)); };
+  const std::vector<std::pair<RotaryKind, std::function<double(int)>>> kinds = {
+      {RotaryKind::linear, [&](int pair) { return rate(base, pair) / factor; }},
+      {RotaryKind::dynamic,  // step 600 is the 601st
+       [&](int pair) { return rate(base * std::pow(factor * 601 / 512 - 3, 64.0 / 62), pair); }},
+      {RotaryKind::yarn, mixed(std::ceil(turning(1)), std::floor(turning(32)))},
+      {RotaryKind::yarn_fractional, mixed(turning(1), turning(32))}};
+  const Tensor x = cat({ones({1, pairs}, {f64}), zeros({1, pairs}, {f64})}, 1);
+  for (const auto& [kind, expected] : kinds)
+    for (const double amplitude : {1.0, 1.5}) {
+      const Tensor y =
+          rotary(x, {.first = at, .base = base, .scaling = {factor, 1, 32, 512, kind, amplitude}});
+      for (int pair = 0; pair < pairs; ++pair) {
+        INFO(static_cast<int>(kind) << " " << amplitude << " " << pair);
+        const double angle = at * expected(pair);
+        CHECK(std::abs(y[{0, pair}].item() - amplitude * std::cos(angle)) < 1e-10);
+        CHECK(std::abs(y[{0, pair + pairs}].item() - amplitude * std::sin(angle)) < 1e-10);
+      }
+    }
+  // Within the positions that a model knows, `dynamic` changes nothing, and several steps share a base.
+  const RotaryScaling dynamic{factor, 1, 4, 512, RotaryKind::dynamic};
+  CHECK(same_bits(rotary(x, {.first = 511, .scaling = dynamic}), rotary(x, {.first = 511})));
+  const Tensor many = expand(x, {3, 2 * pairs});
+  CHECK(same_bits(narrow(rotary(many, {.first = 598, .scaling = dynamic}), 0, 2, 1),
+                  rotary(x, {.first = 600, .scaling = dynamic})));
 }
