@@ -1,6 +1,7 @@
 #include "autograd/capture/capture.h"
 
 #include "autograd/capture/drawing.h"
+#include "autograd/capture/passes/additions.h"
 #include "autograd/capture/passes/epilogues.h"
 #include "autograd/capture/passes/fuse.h"
 #include "autograd/capture/passes/pass.h"
@@ -45,11 +46,11 @@ Recorded record(const Step& step, const std::vector<Tensor>& inputs, std::vector
 }
 
 Program capture(const Step& step, const std::vector<Tensor>& inputs, Executor executor) {
-  static constexpr Pass fused[] = {{"fuse", fuse}, {"epilogues", epilogues}};
+  static constexpr Pass passes[] = {{"additions", additions}, {"fuse", fuse}, {"epilogues", epilogues}};
   check<ValueError>(step != nullptr, "capture: an empty function");
   std::vector<Tensor> outputs;
   Recorded recorded = record(step, inputs, outputs);
-  if (executor == Executor::fused) recorded = run_passes(std::move(recorded), fused);
+  recorded = run_passes(std::move(recorded), std::span(passes).first(executor == Executor::fused ? 3 : 1));
   return Program(std::make_unique<Program::Impl>(std::move(recorded), std::move(outputs)));
 }
 

@@ -15,13 +15,13 @@ namespace sherd::cuda {
 inline constexpr unsigned whole_warp = 0xffffffffu;
 inline constexpr int warp_size = 32;
 
-/// Neighbouring elements as words of memory, for kernels that are bound by instructions: 16-bit elements
-/// taken apart one by one cost more of them than the arithmetic does.
+/// Neighbouring elements as words of memory, for kernels that are bound by instructions: elements of 8 and 16
+/// bits taken apart one by one cost more of them than the arithmetic does, and a register each.
 template <int V, class T>
 struct alignas(sizeof(T) * V) Raw {
-  static constexpr bool pairs = V % 2 == 0 && sizeof(T) == 2;
-  using Word = std::conditional_t<pairs, std::uint32_t, T>;
-  Word at[pairs ? V / 2 : V];
+  static constexpr bool pairs = V % 2 == 0 && sizeof(T) == 2, fours = V % 4 == 0 && sizeof(T) == 1;
+  using Word = std::conditional_t<pairs || fours, std::uint32_t, T>;
+  Word at[pairs ? V / 2 : fours ? V / 4 : V];
 
   __device__ static Raw load(const T* from) { return *reinterpret_cast<const Raw*>(from); }
   __device__ void store(T* to) const { *reinterpret_cast<Raw*>(to) = *this; }
@@ -37,6 +37,10 @@ struct alignas(sizeof(T) * V) Raw {
 #pragma unroll
       for (int j = 0; j < V; ++j)
         wide[j] = widen(T::from_bits(static_cast<std::uint16_t>(at[j / 2] >> (j % 2 * 16))));
+    } else if constexpr (fours) {
+#pragma unroll
+      for (int j = 0; j < V; ++j)
+        wide[j] = widen(static_cast<T>(static_cast<std::uint8_t>(at[j / 4] >> (j % 4 * 8))));
     } else {
 #pragma unroll
       for (int j = 0; j < V; ++j) wide[j] = widen(at[j]);

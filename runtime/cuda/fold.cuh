@@ -43,7 +43,7 @@ template <int V, class Rule, class Top>
 __device__ void add_run(const Rule& rule, const typename Rule::Element* from, std::int64_t step, int count,
                         typename Rule::Run (&run)[V], const Top& top) {
   using T = typename Rule::Element;
-  constexpr int at_once = V > 1 ? 4 : 8;  // for which there are registers
+  constexpr int at_once = V > 1 && V * sizeof(typename Rule::Run) <= 32 ? 4 : 8;  // that have registers
   for (; count > 0; count -= at_once, from += at_once * step) {
     Raw<V, T> loaded[at_once];
 #pragma unroll

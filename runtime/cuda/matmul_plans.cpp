@@ -100,6 +100,10 @@ Operation operation(const ProductShape& s) {
   return owned;
 }
 
+void set_bias(cublasLtMatmulDesc_t operation, const void* bias) {
+  check_blas(cublaslt().desc_set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias), "bias");
+}
+
 /// What 8-bit factors are multiplied by. The library's A is our B.
 void set_scales(cublasLtMatmulDesc_t operation, const float* of_a, const float* of_b) {
   const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const float* const& scale) {
@@ -127,12 +131,16 @@ Preference preference(const ProductShape& s) {
   return owned;
 }
 
+double of_batch(const ProductShape& s, double of_matrix) { return of_matrix * static_cast<double>(s.batch); }
+bool fits_a_trial(const ProductShape& s) {
+  const auto m = static_cast<double>(s.m), n = static_cast<double>(s.n), k = static_cast<double>(s.k);
+  return of_batch(s, std::max({m * n, m * k, k * n})) * static_cast<double>(size_of(s.dtype)) <=
+         most_trial_bytes;
+}
 /// Products of at least 2^32 multiplications, which take longer than what else a step does around them.
 bool worth_a_search(const ProductShape& s) {
-  const auto of = [](std::int64_t n) { return static_cast<double>(n); };
-  const double m = of(s.m), n = of(s.n), k = of(s.k), batch = of(s.batch);
-  return m * n * k * batch >= 0x1p32 &&
-         std::max({m * n, m * k, k * n}) * batch * of(size_of(s.dtype)) <= most_trial_bytes;
+  const auto m = static_cast<double>(s.m), n = static_cast<double>(s.n), k = static_cast<double>(s.k);
+  return of_batch(s, m * n * k) >= 0x1p32 && fits_a_trial(s);
 }
 
 /// Measures work on a stream, in milliseconds of the device.
@@ -189,6 +197,7 @@ MatMulPlans::MatMulPlans() { check_blas(cublaslt().create(&handle_), "handle"); 
 MatMulPlans::~MatMulPlans() {
   products_.clear();
   for (const auto& [stream, workspace] : workspaces_) cudaFree(workspace);
+  if (trials_ != nullptr) cudaStreamDestroy(trials_);
   cublaslt().destroy(handle_);
 }
 
@@ -237,21 +246,6 @@ MatMulPlans::Product* MatMulPlans::ready(const ProductShape& s, cudaStream_t str
   return found;
 }
 
-std::unique_ptr<MatMulPlans::Product> MatMulPlans::with_relu(const ProductShape& s, cudaStream_t stream) {
-  ProductShape sum = s;
-  sum.relu = false;
-  const Product* const of_sum = ready(sum, stream);
-  if (of_sum == nullptr) return nullptr;
-  std::unique_ptr<Product> made = described(s);
-  made->algorithm = of_sum->algorithm;
-  cublasLtMatmulHeuristicResult_t result{};
-  const cublasStatus_t status =
-      cublaslt().algorithm_check(handle_, made->operation.get(), made->first.get(), made->second.get(),
-                                 made->result.get(), made->result.get(), &made->algorithm, &result);
-  const bool fits = status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= workspace_bytes;
-  return fits ? std::move(made) : nullptr;
-}
-
 void* MatMulPlans::workspace_of(cudaStream_t stream) {
   void*& workspace = workspaces_[stream];
   if (workspace == nullptr) {
@@ -273,53 +267,118 @@ cublasStatus_t MatMulPlans::queue(const Product& p, const cublasLtMatmulAlgo_t& 
                            workspace_bytes, stream);
 }
 
+/// A product of noise.
+class MatMulPlans::Trial {
+ public:
+  Trial(const ProductShape& s, Product& p, cudaStream_t stream)
+      : dtype_(s.eight_a == EightBits::no ? s.dtype : DType::u8),
+        elements_a_((s.batch - 1) * s.stride_a + (s.transpose_a ? s.k : s.m) * s.lda),
+        elements_b_((s.batch - 1) * s.stride_b + (s.transpose_b ? s.n : s.k) * s.ldb),
+        elements_c_(s.batch * s.m * s.n),
+        c_bytes_(static_cast<std::size_t>(elements_c_ * size_of(s.dtype))),
+        scale_bytes_(static_cast<std::size_t>(std::max(s.m, s.n)) * sizeof(float)),
+        stream_(stream),
+        a_(bytes(elements_a_), stream),
+        b_(bytes(elements_b_), stream),
+        first_(c_bytes_, stream),
+        second_(c_bytes_, stream),
+        residual_(s.residual ? c_bytes_ : 1, stream),
+        bias_(s.bias ? static_cast<std::size_t>(s.n * size_of(s.dtype)) : 1, stream),
+        scales_(scale_bytes_, stream) {
+    if (!has_memory()) return;
+    launch_noise(dtype_, a_.get(), elements_a_, stream);
+    launch_noise(dtype_, b_.get(), elements_b_, stream);
+    check_cuda(cudaMemsetAsync(scales_.get(), 0x3f, scale_bytes_, stream), "matmul: search");  // 0.747 each
+    if (s.eight_a != EightBits::no) {
+      const auto* const scale = static_cast<const float*>(scales_.get());
+      set_scales(p.operation.get(), scale, scale);
+    }
+    if (s.residual) launch_noise(s.dtype, residual_.get(), elements_c_, stream);
+    if (!s.bias) return;
+    launch_noise(s.dtype, bias_.get(), s.n, stream);
+    set_bias(p.operation.get(), bias_.get());
+  }
+  bool has_memory() const {
+    return a_.get() && b_.get() && first_.get() && second_.get() && residual_.get() && bias_.get() &&
+           scales_.get();
+  }
+  void* first() const { return first_.get(); }
+  void* second() const { return second_.get(); }
+  std::int64_t elements() const { return elements_c_; }
+  ProductData data(const ProductShape& s, void* c) const {
+    return {a_.get(), b_.get(), s.bias ? bias_.get() : nullptr, s.residual ? residual_.get() : nullptr, c};
+  }
+  /// A row of the product becomes NaN.
+  void put_nan() const { check_cuda(cudaMemsetAsync(a_.get(), 0xff, bytes(1), stream_), "matmul: search"); }
+  bool gave_same_bits() const { return same_bits(first_.get(), second_.get(), c_bytes_, stream_); }
+
+ private:
+  std::size_t bytes(std::int64_t elements) const {
+    return static_cast<std::size_t>(elements * size_of(dtype_));
+  }
+
+  DType dtype_;  // of the factors
+  std::int64_t elements_a_, elements_b_, elements_c_;
+  std::size_t c_bytes_, scale_bytes_;
+  cudaStream_t stream_;
+  StreamMemory a_, b_, first_, second_, residual_, bias_, scales_;
+};
+
 void MatMulPlans::search(const ProductShape& s, Product& p, cudaStream_t stream) {
   const std::vector<cublasLtMatmulAlgo_t> others = std::move(p.others);
   p.others.clear();
-  const DType factors = s.eight_a == EightBits::no ? s.dtype : DType::u8;
-  const std::int64_t size = size_of(factors),
-                     elements_a = (s.batch - 1) * s.stride_a + (s.transpose_a ? s.k : s.m) * s.lda,
-                     elements_b = (s.batch - 1) * s.stride_b + (s.transpose_b ? s.n : s.k) * s.ldb;
-  const auto c_bytes = static_cast<std::size_t>(s.batch * s.m * s.n * size_of(s.dtype));
-  const std::size_t scale_bytes = static_cast<std::size_t>(std::max(s.m, s.n)) * sizeof(float);
-  const StreamMemory a(static_cast<std::size_t>(elements_a * size), stream),
-      b(static_cast<std::size_t>(elements_b * size), stream), first(c_bytes, stream), trial(c_bytes, stream),
-      residual(s.residual ? c_bytes : 1, stream), scales(scale_bytes, stream);
-  if (!a.get() || !b.get() || !first.get() || !trial.get() || !residual.get() || !scales.get())
-    return;  // the first choice will do
-  launch_noise(factors, a.get(), elements_a, stream);
-  launch_noise(factors, b.get(), elements_b, stream);
-  check_cuda(cudaMemsetAsync(scales.get(), 0x3f, scale_bytes, stream), "matmul: search");  // 0.747 each
-  if (s.eight_a != EightBits::no) {
-    const auto* const scale = static_cast<const float*>(scales.get());
-    set_scales(p.operation.get(), scale, scale);
-  }
-  if (s.residual) launch_noise(s.dtype, residual.get(), s.batch * s.m * s.n, stream);
+  const Trial trial(s, p, stream);
+  if (!trial.has_memory()) return;  // the first choice will do
   const Stopwatch watch(stream);
   const auto time = [&](const cublasLtMatmulAlgo_t& algorithm, void* c) {
-    const ProductData data{a.get(), b.get(), nullptr, s.residual ? residual.get() : nullptr, c};
+    const ProductData data = trial.data(s, c);
     bool good = queue(p, algorithm, data, stream) == CUBLAS_STATUS_SUCCESS;
     watch.start();
     for (int i = 0; i < 3; ++i) good = good && queue(p, algorithm, data, stream) == CUBLAS_STATUS_SUCCESS;
     const float milliseconds = watch.stop();
     return good ? milliseconds : std::numeric_limits<float>::infinity();
   };
-  float best = time(p.algorithm, first.get());
+  float best = time(p.algorithm, trial.first());
   for (const cublasLtMatmulAlgo_t& other : others) {
-    const float taken = time(other, trial.get());
-    if (taken >= 0.98f * best || !same_bits(first.get(), trial.get(), c_bytes, stream)) continue;
+    const float taken = time(other, trial.second());
+    if (taken >= 0.98f * best || !trial.gave_same_bits()) continue;
     best = taken;
     p.algorithm = other;
   }
 }
 
 void MatMulPlans::start(Product& p, const ProductShape& s, const ProductData& data, cudaStream_t stream) {
-  if (s.bias)
-    check_blas(cublaslt().desc_set(p.operation.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data.bias,
-                                   sizeof data.bias),
-               "bias");
+  if (s.bias) set_bias(p.operation.get(), data.bias);
   if (s.eight_a != EightBits::no) set_scales(p.operation.get(), data.unscale_a, data.unscale_b);
   check_blas(queue(p, p.algorithm, data, stream), "product");
+}
+
+std::unique_ptr<MatMulPlans::Product> MatMulPlans::with_relu(const ProductShape& s) {
+  if (!fits_a_trial(s)) return nullptr;
+  const BesideRecording scope;
+  if (trials_ == nullptr)
+    check_cuda(cudaStreamCreateWithFlags(&trials_, cudaStreamNonBlocking), "matmul: search");
+  ProductShape sum = s;
+  sum.relu = false;
+  Product* const of_sum = ready(sum, trials_);
+  if (of_sum == nullptr) return nullptr;
+  std::unique_ptr<Product> made = described(s);
+  made->algorithm = of_sum->algorithm;
+  const Trial trial(s, *made, trials_);
+  if (!trial.has_memory() || !takes(*made)) return nullptr;
+  trial.put_nan();
+  start(*of_sum, sum, trial.data(sum, trial.first()), trials_);
+  launch_relu(s.dtype, trial.first(), trial.elements(), trials_);
+  start(*made, s, trial.data(s, trial.second()), trials_);
+  return trial.gave_same_bits() ? std::move(made) : nullptr;
+}
+
+bool MatMulPlans::takes(Product& p) {
+  cublasLtMatmulHeuristicResult_t result{};
+  const cublasStatus_t status =
+      cublaslt().algorithm_check(handle_, p.operation.get(), p.first.get(), p.second.get(), p.result.get(),
+                                 p.result.get(), &p.algorithm, &result);
+  return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= workspace_bytes;
 }
 
 void MatMulPlans::run(const ProductShape& s, const ProductData& data, cudaStream_t stream) {
@@ -333,7 +392,7 @@ void MatMulPlans::run(const ProductShape& s, const ProductData& data, cudaStream
 
 bool MatMulPlans::run_with_relu(const ProductShape& s, const ProductData& data, cudaStream_t stream) {
   const auto known = products_.find(s);
-  Product* const found = known != products_.end() ? known->second.get() : keep(s, with_relu(s, stream));
+  Product* const found = known != products_.end() ? known->second.get() : keep(s, with_relu(s));
   if (found != nullptr) start(*found, s, data, stream);
   return found != nullptr;
 }

@@ -59,13 +59,17 @@ class MatMulPlans {
 
  private:
   struct Product;
+  class Trial;
   static std::unique_ptr<Product> described(const ProductShape& shape);
   Product* keep(const ProductShape& shape, std::unique_ptr<Product> made);
   Product* find(const ProductShape& shape);
   /// The same, searched.
   Product* ready(const ProductShape& shape, cudaStream_t stream);
-  /// What the algorithm of the sum alone makes of it with ReLU; null where it cannot.
-  std::unique_ptr<Product> with_relu(const ProductShape& shape, cudaStream_t stream);
+  /// What the algorithm of the sum alone makes of it with ReLU; null where it cannot, or has other bits on
+  /// noise with a NaN. Tried on a stream of its own, since the caller's may be recording.
+  std::unique_ptr<Product> with_relu(const ProductShape& shape);
+  /// Whether the product's algorithm can compute it.
+  bool takes(Product& product);
   void start(Product& product, const ProductShape& shape, const ProductData& data, cudaStream_t stream);
   cublasStatus_t queue(const Product& product, const cublasLtMatmulAlgo_t& algorithm, const ProductData& data,
                        cudaStream_t stream);
@@ -75,6 +79,7 @@ class MatMulPlans {
   void search(const ProductShape& shape, Product& product, cudaStream_t stream);
 
   cublasLtHandle_t handle_ = nullptr;
+  cudaStream_t trials_ = nullptr;             // made at the first trial
   std::map<cudaStream_t, void*> workspaces_;  // one each, since streams run beside each other
   std::map<ProductShape, std::unique_ptr<Product>> products_;  // null where the library has none
 };

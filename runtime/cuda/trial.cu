@@ -1,6 +1,7 @@
 #include "runtime/cuda/trial.h"
 
 #include "runtime/cuda/types.cuh"
+#include "runtime/ops/relu.h"
 
 namespace sherd::cuda {
 namespace {
@@ -27,6 +28,12 @@ __global__ void noise_kernel(T* out, std::int64_t n) {
   }
 }
 
+template <class T>
+__global__ void relu_kernel(T* numbers, std::int64_t n) {
+  for (std::int64_t i = first_index(); i < n; i += all_threads())
+    numbers[i] = narrow<T>(ops::Relu{}(widen(numbers[i])));
+}
+
 __global__ void compare_kernel(const std::uint16_t* a, const std::uint16_t* b, std::int64_t n, int* differ) {
   for (std::int64_t i = first_index(); i < n; i += all_threads())
     if (a[i] != b[i]) *differ = 1;
@@ -38,6 +45,12 @@ void launch_noise(DType dtype, void* out, std::int64_t n, cudaStream_t stream) {
   constexpr DTypeSet dtypes = floating_dtypes | DTypeSet{1 << static_cast<int>(DType::u8)};
   with_element<dtypes>(dtype, [&]<class T>() {
     noise_kernel<<<blocks_for(n), threads_per_block, 0, stream>>>(static_cast<T*>(out), n);
+  });
+}
+
+void launch_relu(DType dtype, void* numbers, std::int64_t n, cudaStream_t stream) {
+  for_floating(dtype, [&]<class T>() {
+    relu_kernel<<<blocks_for(n), threads_per_block, 0, stream>>>(static_cast<T*>(numbers), n);
   });
 }
 
