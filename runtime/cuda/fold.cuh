@@ -37,25 +37,32 @@ __device__ inline int steps_until(std::int64_t first, std::int64_t last, std::in
   return first < last ? static_cast<int>((last - first + step - 1) / step) : 0;
 }
 
-/// Adds `count` packs, which lie `step` elements apart, to the run, several of them loaded before the first
+/// Adds `count` packs, which lie `step` elements apart, to the run, `at_once` of them loaded before the first
 /// is used: one after the other, each would wait for memory. `top(j)` is what a rule may read.
-template <int V, class Rule, class Top>
+template <int at_once, int V, class Rule, class Top>
 __device__ void add_run(const Rule& rule, const typename Rule::Element* from, std::int64_t step, int count,
                         typename Rule::Run (&run)[V], const Top& top) {
-  using T = typename Rule::Element;
-  constexpr int at_once = V > 1 && V * sizeof(typename Rule::Run) <= 32 ? 4 : 8;  // that have registers
-  for (; count > 0; count -= at_once, from += at_once * step) {
-    Raw<V, T> loaded[at_once];
+  using Loaded = Raw<V, typename Rule::Element>;
+  const auto add = [&](const Loaded& pack) {
+    compute_t<typename Rule::Element> wide[V];
+    pack.widen_to(wide);
 #pragma unroll
-    for (int u = 0; u < at_once; ++u)
-      if (u < count) loaded[u] = Raw<V, T>::load(from + u * step);
+    for (int j = 0; j < V; ++j) run[j] += rule.term(wide[j], top(j));
+  };
+  if constexpr (at_once == 1) {
+#pragma unroll 4
+    for (; count > 0; --count, from += step) add(Loaded::load(from));
+  } else {
+    for (; count > 0; count -= at_once, from += at_once * step) {
+      Loaded loaded[at_once];
 #pragma unroll
-    for (int u = 0; u < at_once; ++u) {
-      if (u >= count) break;
-      compute_t<T> wide[V];
-      loaded[u].widen_to(wide);
+      for (int u = 0; u < at_once; ++u)
+        if (u < count) loaded[u] = Loaded::load(from + u * step);
 #pragma unroll
-      for (int j = 0; j < V; ++j) run[j] += rule.term(wide[j], top(j));
+      for (int u = 0; u < at_once; ++u) {
+        if (u >= count) break;
+        add(loaded[u]);
+      }
     }
   }
 }
@@ -106,8 +113,10 @@ __global__ void __launch_bounds__(threads_per_block)
       const std::int64_t last = min(first + stretch, end);
       typename Rule::Run run[V] = {};
       const std::int64_t mine = first + threadIdx.x * V;
-      add_run(rule, row + mine, threads_per_block * V, steps_until(mine, last, threads_per_block * V), run,
-              [&](int) { return top; });
+      // Of wide packs more would be more code than is fast.
+      constexpr int at_once = V == 1 ? 8 : V <= 4 ? 4 : 1;
+      add_run<at_once>(rule, row + mine, threads_per_block * V,
+                       steps_until(mine, last, threads_per_block * V), run, [&](int) { return top; });
 #pragma unroll
       for (int j = 0; j < V; ++j) total += run[j];
     }
@@ -170,8 +179,9 @@ __global__ void __launch_bounds__(block_columns* Rows, blocks_across<Rows, V, Ru
       const std::int64_t last = min(first + run_length * Rows, end);
       typename Rule::Run run[V] = {};
       const std::int64_t row = first + threadIdx.y;
-      add_run(rule, from + row * p.pitch, Rows * p.pitch, steps_until(row, last, Rows), run,
-              [&](int j) { return top[j]; });
+      constexpr int at_once = V > 1 && V * sizeof(typename Rule::Run) <= 32 ? 4 : 8;  // that have registers
+      add_run<at_once>(rule, from + row * p.pitch, Rows * p.pitch, steps_until(row, last, Rows), run,
+                       [&](int j) { return top[j]; });
 #pragma unroll
       for (int j = 0; j < V; ++j) mine(j) += run[j];
     }
