@@ -48,6 +48,15 @@ nn::LlamaOptions llama_options(DType dtype, bool tied) {
           .tensor = {dtype, Device::cpu()}};
 }
 
+nn::LlamaOptions family_options(nn::LlamaFamily family) {
+  nn::LlamaOptions o = nn::llama_options(family);
+  o.vocab_size = 7, o.hidden_size = 8, o.intermediate_size = 10, o.num_hidden_layers = 2;
+  o.num_attention_heads = 2, o.num_key_value_heads = 1, o.head_dim = 4, o.max_position_embeddings = 16;
+  o.tensor = {bf16, Device::cpu()};
+  if (!o.layer_types.empty()) o.layer_types.resize(2);
+  return o;
+}
+
 template <class Model>
 Model made(const auto& options, std::uint64_t seed) {
   manual_seed(seed);
@@ -70,7 +79,7 @@ Values values(nn::Module& model) {
   return all;
 }
 
-/// Calls `body` with options of both kinds of models, in several dtypes, tied and not.
+/// Calls `body` with options of both kinds of models, in several dtypes, tied and not, and of all families.
 void each_model(auto&& body) {
   for (const DType dtype : {f32, bf16, f16, f64})
     for (const bool tied : {true, false}) {
@@ -78,6 +87,11 @@ void each_model(auto&& body) {
       body(std::type_identity<nn::Gpt>(), gpt_options(dtype, tied));
       body(std::type_identity<nn::Llama>(), llama_options(dtype, tied));
     }
+  using enum nn::LlamaFamily;
+  for (const nn::LlamaFamily family : {mistral, qwen2, qwen3, gemma2, gemma3, phi3}) {
+    INFO("family " << static_cast<int>(family));
+    body(std::type_identity<nn::Llama>(), family_options(family));
+  }
 }
 
 enum class Way { rows, flat };
