@@ -111,6 +111,11 @@ TEST_CASE("additions: a sum stays that others read, that broadcasts, or whose pa
     const Tensor other = mul(sum, 2);
     return std::vector<Tensor>{backward(sum, x)[0], other};
   });
+  check("clone batch_norm_grad add_ mul ", [](std::span<const Tensor> x) {  // it is read before
+    const Tensor sum = clone(x[1]), y = backward(sum, x)[0];
+    add_(sum, x[2]);
+    return std::vector<Tensor>{y, mul(sum, 2)};
+  });
   check("clone add_ batch_norm_grad ", [](std::span<const Tensor> x) {  // twice itself
     const Tensor sum = clone(x[1]);
     add_(sum, sum);
