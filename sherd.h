@@ -23,6 +23,7 @@
 #include "nn/init.h"
 #include "nn/layers.h"
 #include "nn/llama.h"
+#include "nn/lora.h"
 #include "nn/module.h"
 #include "nn/multihead_attention.h"
 #include "nn/optimizer.h"

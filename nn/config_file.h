@@ -115,6 +115,15 @@ class Config {
     for (const json& each : *value) all.push_back(one_of(key, each, choices));
     return all;
   }
+  /// A list of texts, or the single text `instead`; empty if not there.
+  std::vector<std::string> texts(const std::string& key, std::string_view instead) const {
+    const json* value = find(key);
+    if (value == nullptr) return {};
+    if (value->is_string() && value->get_ref<const std::string&>() == instead) return {std::string(instead)};
+    const bool fits = value->is_array() && std::ranges::all_of(*value, &json::is_string);
+    if (!fits) refuse(key, fmt::format("a list of names, \"{}\"", instead));
+    return value->get<std::vector<std::string>>();
+  }
   /// Refuses every other value.
   void only(const std::string& key, const json& value) const {
     if (const json* given = find(key); given != nullptr && *given != value) refuse(key, value.dump());

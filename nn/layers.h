@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "nn/activations.h"
+#include "nn/low_rank.h"
 #include "nn/module.h"
 #include "runtime/ops.h"
 
@@ -38,28 +39,37 @@ SHERD_API Tensor activated(const Tensor& x, Activation activation);
 }  // namespace detail
 
 /// y = x weight^T + bias for x (..., in), y (..., out). weight (out, in) and bias (out) start uniform in
-/// +-1/sqrt(in), as in PyTorch. ValueError for sizes below 1.
+/// +-1/sqrt(in), as in PyTorch. ValueError for sizes below 1. With an adapter (nn/lora.h) that is added to y.
 struct SHERD_API Linear final : Layer<Linear> {
   Param weight, bias;
   Products products;
+  std::optional<LoraAdapter> lora;
   Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
   Tensor forward(const Tensor& x) const {
-    if (products == Products::as_given) return linear(x, weight, bias);
-    return linear_fp8(x, weight, bias,
-                      products == Products::fp8 ? EightScales::of_tensors : EightScales::of_rows);
+    if (products == Products::as_given) return adapted(linear(x, weight, bias), x);
+    return adapted(linear_fp8(x, weight, bias,
+                              products == Products::fp8 ? EightScales::of_tensors : EightScales::of_rows),
+                   x);
   }
   Tensor forward(const Tensor& x, Activation activation) const {
-    const bool one_op = activation == Activation::gelu && products == Products::as_given;
+    const bool one_op = activation == Activation::gelu && products == Products::as_given && !lora;
     return one_op ? linear_gelu(x, weight, bias) : detail::activated(forward(x), activation);
   }
-  /// The same plus `residual` (..., out), in one kernel.
+  /// The same plus `residual` (..., out), without an adapter in one kernel.
   Tensor forward(const Tensor& x, const Tensor& residual) const {
-    return products == Products::as_given ? linear(x, weight, bias, residual) : add(residual, forward(x));
+    if (products != Products::as_given) return add(residual, forward(x));
+    return adapted(linear(x, weight, bias, residual), x);
   }
   void visit(auto&& on) {
     on("weight", weight);
     on("bias", bias);
+    if (!lora) return;
+    on("lora_A", lora->lora_A);
+    on("lora_B", lora->lora_B);
   }
+
+ private:
+  Tensor adapted(Tensor y, const Tensor& x) const { return lora ? lora->added_to(y, x) : y; }
 };
 
 /// For `Conv2d` (`Conv2dLayerOptions`) and `Conv1d` (`Conv1dLayerOptions`); see `ConvOptions`.

@@ -10,8 +10,10 @@
 #include <set>
 #include <unordered_map>
 
+#include "nn/lora.h"
 #include "nn/on_meta.h"
 #include "nn/pretrained_config.h"
+#include "nn/pretrained_parts.h"
 #include "nn/state_file.h"
 #include "nn/state_names.h"
 #include "runtime/context.h"
@@ -84,7 +86,7 @@ struct Member {
   std::vector<std::string> own;  ///< what the model calls it there
 };
 
-/// The parameters of a model, also those that a flat one hides.
+/// The parameters of a model without its adapters, also those that a flat one hides.
 std::vector<Member> members_of(const Module& model, const Dialect& dialect) {
   struct Finder final : MemberVisitor {
     const Dialect& dialect;
@@ -101,6 +103,7 @@ std::vector<Member> members_of(const Module& model, const Dialect& dialect) {
       of.stored.push_back(dialect.stored(of.own.back()));
     }
     void child(std::string_view name, Module& member) override {
+      if (dynamic_cast<const LoraFactor*>(&member) != nullptr) return;
       const std::string outer = prefix;
       prefix += std::string(name) + ".";
       member.visit_members(*this);
@@ -290,7 +293,7 @@ class Loader {
     if (options_.strict == Strict::yes) refuse("nothing was changed");
     give_memory(members);
     for (const Source& source : sources_) {
-      if (const std::optional<Tensor> values = read(source)) give(source.parameter, *values);
+      if (const std::optional<Tensor> values = read(source)) pretrained::give(source.parameter, *values);
     }
     if (options_.strict == Strict::yes) refuse("the others were loaded");
     return std::move(report_);
@@ -444,15 +447,12 @@ class Loader {
         "load_pretrained: '{}': has values for {} of {} parameters, and the others are on meta, "
         "where they hold none; make the model on a device",
         shown(folder_.string(), 300), sources_.size(), members.size());
+    for (const Parameter& p : lora_parameters(model_))
+      check<DeviceError>(!on_meta(p),
+                         "load_pretrained: '{}': has no values for the model's adapters, and these are on "
+                         "meta; call add_lora after it",
+                         shown(folder_.string(), 300));
     model_.materialize(options_.device, [](const std::string&, const Tensor& whole) { fill_(whole, 0); });
-  }
-
-  static void give(const Parameter& p, const Tensor& whole) {
-    if (p.owner() == nullptr) {
-      copy_(p.local().detach(), whole);
-      return;
-    }
-    p.owner()->set_whole(p, contiguous(to(to(whole, p.local().dtype()), p.local().device())));
   }
 
   /// ValueError for what there is to report.
@@ -550,12 +550,7 @@ StateDict stored_state(const Module& model, const Dialect& dialect) {
   for (const Member& member : members_of(model, dialect)) {
     const auto& [name, transposed] = member.stored.front();
     const Parameter& p = member.parameter;
-    check<StateError>(!on_meta(p), "save_pretrained: '{}' is on meta and holds no values", name);
-    const Tensor values = p.owner() != nullptr ? p.owner()->state(p) : p.local().detach();
-    check<StateError>(values.shape() == p.shape(),
-                      "save_pretrained: '{}' of shape {} is sharded, here is a part of shape {}; save within "
-                      "shard::summon_full_params",
-                      name, p.shape(), values.shape());
+    const Tensor values = pretrained::whole_of(p, name, "save_pretrained");
     state.emplace_back(name, transposed ? transpose(values, 0, 1) : values);
   }
   return state;
@@ -650,6 +645,10 @@ json config_from(const SavePretrainedOptions& options) {
 template <class Model>
 void save_model(const Model& model, const Dialect& dialect, const Path& folder,
                 const SavePretrainedOptions& options) {
+  check<StateError>(lora_parameters(model).empty(),
+                    "save_pretrained: the {} has adapters, for which the folder has no place; save them with "
+                    "save_lora, or merge them first",
+                    model.type_name());
   const StateDict state = stored_state(model, dialect);
   const auto described = options_of_weights(model, state, dialect);
   const DType dtype = state.front().second.dtype();
@@ -760,6 +759,27 @@ void save_records(Options model, const Dialect& dialect, std::span<const TensorR
 }
 
 }  // namespace
+
+std::string pretrained::stored_name(const Module& model, const std::string& own) {
+  return dynamic_cast<const Gpt*>(&model) != nullptr ? gpt_stored(own).name : own;
+}
+
+void pretrained::give(const Parameter& p, const Tensor& whole) {
+  if (p.owner() == nullptr)
+    copy_(p.local().detach(), whole);
+  else
+    p.owner()->set_whole(p, contiguous(to(to(whole, p.local().dtype()), p.local().device())));
+}
+
+Tensor pretrained::whole_of(const Parameter& p, const std::string& name, std::string_view call) {
+  check<StateError>(!on_meta(p), "{}: '{}' is on meta and holds no values", call, name);
+  const Tensor values = p.owner() != nullptr ? p.owner()->state(p) : p.local().detach();
+  check<StateError>(values.shape() == p.shape(),
+                    "{}: '{}' of shape {} is sharded, here is a part of shape {}; save within "
+                    "shard::summon_full_params",
+                    call, name, p.shape(), values.shape());
+  return values;
+}
 
 LoadReport load_pretrained(Gpt& model, const Path& folder, const LoadOptions& options) {
   return load(model, gpt_dialect, folder, options);

@@ -43,13 +43,13 @@ struct LoadOptions {
 
 /// Reads the folder's tensors into a model, one at a time: floats of 64 to 8 bits, cast to the model's dtype,
 /// those of 8 bits times the `weight_scale` or `weight_scale_inv` that lies beside them. Of a sharded
-/// parameter this rank keeps its part; every rank calls and reads for itself.
+/// parameter this rank keeps its part; every rank calls and reads for itself. Adapters stay as they are.
 ///
 /// A tensor that is damaged (bytes that are not there, or do not fit a shape or checksum; another shape or
 /// dtype than the model takes; in two files, or in a file that cannot be read), missing or unknown does not
 /// keep the others from being loaded: it is reported, or, if strict, a ValueError that names the first few.
 /// What headers and index tell, is told before anything is changed. FileError and ValueError where the folder
-/// has no weights at all, DeviceError where a parameter on `meta` would get no values.
+/// has no weights at all, DeviceError where a parameter on `meta` would get no values, an adapter's too.
 SHERD_API LoadReport load_pretrained(Gpt& model, const FileSystem::Path& folder,
                                      const LoadOptions& options = {});
 SHERD_API LoadReport load_pretrained(Llama& model, const FileSystem::Path& folder,
@@ -75,8 +75,8 @@ struct SavePretrainedOptions {
 /// names, the transposed matrices of GPT-2, one file or several with an index. Its parent exists; it takes
 /// its name when it is whole on the disk, in place of an older one. Of a sharded model one rank saves, within
 /// `shard::summon_full_params`. FileError, also where the older folder holds other files than these;
-/// StateError for sharded parameters that are not whole, on `meta`, and for options that config.json has no
-/// words for in the model's family.
+/// StateError for sharded parameters that are not whole, on `meta`, for a model with adapters (see
+/// nn/lora.h), and for options that config.json has no words for in the model's family.
 SHERD_API void save_pretrained(const Gpt& model, const FileSystem::Path& folder,
                                const SavePretrainedOptions& options = {});
 SHERD_API void save_pretrained(const Llama& model, const FileSystem::Path& folder,

@@ -27,6 +27,8 @@ constexpr std::string_view headers[] = {"layers",
                                         "data_loader",
                                         "generate",
                                         "pretrained",
+                                        "lora",
+                                        "low_rank",
                                         "tokenizer",
                                         "hooks"};
 
