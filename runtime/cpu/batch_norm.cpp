@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "runtime/cpu/rows.h"
+#include "runtime/in_parts.h"
 #include "runtime/instances.h"
 #include "runtime/ops.h"
 #include "runtime/ops/batch_norm.h"
@@ -266,7 +267,7 @@ void batch_norm_op(const ops::BatchNorm& op, Inputs in, Outputs out) {
 }
 
 void batch_norm_grad_op(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
-  const Tensor gy = contiguous(in_one(op.in_parts, in)), x = contiguous(in[1]),
+  const Tensor gy = contiguous(ops::in_one({op.first_part, op.second_part}, in)), x = contiguous(in[1]),
                weight = as_statistics(in[2], x), y = contiguous_if_given(in[5]);
   if (x.numel() == 0) {
     zero_(out[1]);

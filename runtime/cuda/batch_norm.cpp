@@ -8,6 +8,7 @@
 #include "runtime/cuda/image_order.h"
 #include "runtime/cuda/plane_norm.h"
 #include "runtime/cuda/rank.h"
+#include "runtime/in_parts.h"
 #include "runtime/ops.h"
 
 namespace sherd::cuda {
@@ -97,7 +98,8 @@ void batch_norm_grad(const ops::BatchNormGrad& op, Inputs in, Outputs out) {
   const Tensor x = ordered(in[1], last), weight = as_statistics(in[2], x), y = ordered(in[5], last);
   // Of planes, and of what lies elsewhere, the sum is made first.
   const bool in_parts = in[7].defined() && last && x.numel() > 0;
-  const Tensor gy = upstream(in_parts ? in[0] : in_one(op.in_parts, in), last, in[5].defined() || in_parts),
+  const Tensor gy = upstream(in_parts ? in[0] : ops::in_one({op.first_part, op.second_part}, in), last,
+                             in[5].defined() || in_parts),
                more = in_parts ? upstream(in[7], last, true) : Tensor();
   if (x.numel() == 0) {
     zero_(alias(out[1], out[1].layout()));
@@ -142,7 +144,8 @@ std::optional<ops::InParts> reads_parts(const AnyOp& op) {
   static const Kernel own = kernel_row<ops::BatchNormGrad>().on(DeviceType::cuda);
   const bool reads =
       &op.kernels() == &kernel_row<ops::BatchNormGrad>() && op.kernels().on(DeviceType::cuda) == own;
-  return reads ? std::optional(ops::BatchNormGrad::in_parts) : std::nullopt;
+  return reads ? std::optional(ops::InParts{ops::BatchNormGrad::first_part, ops::BatchNormGrad::second_part})
+               : std::nullopt;
 }
 
 void add_batch_norm() {

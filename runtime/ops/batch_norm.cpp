@@ -7,6 +7,7 @@
 #include "runtime/context.h"
 #include "runtime/elementwise.h"
 #include "runtime/given.h"
+#include "runtime/in_parts.h"
 #include "runtime/ops.h"
 #include "runtime/ops/relu.h"
 
@@ -172,7 +173,8 @@ Tensors BatchNormGrad::reference(Inputs in) const {
     column.push_back(1);
   }
   const auto along = [&](const Tensor& t) { return reshape(to(t, wide), column); };
-  const Tensor whole = in_one(in_parts, in), of_norm = in[5].defined() ? before_relu(whole, in[5]) : whole;
+  const Tensor whole = in_one({first_part, second_part}, in),
+               of_norm = in[5].defined() ? before_relu(whole, in[5]) : whole;
   const Tensor gy = to(of_norm, wide), rstd = rsqrt(add(along(in[4]), eps));
   const Tensor normal = mul(sub(to(in[1], wide), along(in[3])), rstd);
   const Tensor g_weight = sum(mul(gy, normal), others, Keep::dims), g_bias = sum(gy, others, Keep::dims);

@@ -1,7 +1,6 @@
 // Batch normalisation over all axes but the second (Ioffe and Szegedy, 2015).
 #pragma once
 
-#include "runtime/in_parts.h"
 #include "runtime/op.h"
 
 namespace sherd::ops {
@@ -38,7 +37,7 @@ struct BatchNormGrad {
   static constexpr std::string_view name = "batch_norm_grad";
   static constexpr Arity arity = 8;
   static constexpr Mask optional = 0b11100100;
-  static constexpr InParts in_parts{0, 7};
+  static constexpr std::size_t first_part = 0, second_part = 7;  ///< of gy (runtime/in_parts.h)
   static constexpr Mask dense = 0b1011100;
   static constexpr bool differentiable = false;
   bool training = true;

@@ -18,7 +18,9 @@ class ReadsParts {
  public:
   ReadsParts() {
     ops::set_reads_parts(DeviceType::cpu, [](const AnyOp& op) {
-      return op.name() == "batch_norm_grad" ? std::optional(ops::BatchNormGrad::in_parts) : std::nullopt;
+      return op.name() == "batch_norm_grad" ? std::optional(ops::InParts{ops::BatchNormGrad::first_part,
+                                                                         ops::BatchNormGrad::second_part})
+                                            : std::nullopt;
     });
   }
   ~ReadsParts() { ops::set_reads_parts(DeviceType::cpu, nullptr); }
