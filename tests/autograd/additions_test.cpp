@@ -113,6 +113,12 @@ TEST_CASE("additions: a sum stays that others read, that broadcasts, or whose pa
     const Tensor other = mul(sum, 2);
     return std::vector<Tensor>{backward(sum, x)[0], other};
   });
+  check("clone add_ batch_norm_grad ", [](std::span<const Tensor> x) {  // and as another input too
+    const Tensor sum = clone(x[1]);
+    add_(sum, x[2]);
+    const Tensor in[] = {sum, sum, {}, x[3], x[4], x[5], {}, {}};
+    return std::vector<Tensor>{apply_many(ops::BatchNormGrad{.of_residual = true}, in)[0]};
+  });
   check("clone batch_norm_grad add_ mul ", [](std::span<const Tensor> x) {  // it is read before
     const Tensor sum = clone(x[1]), y = backward(sum, x)[0];
     add_(sum, x[2]);

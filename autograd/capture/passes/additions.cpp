@@ -1,5 +1,7 @@
 #include "autograd/capture/passes/additions.h"
 
+#include <algorithm>
+
 #include "autograd/capture/passes/moves.h"
 #include "autograd/capture/passes/rewrite.h"
 #include "runtime/elementwise.h"
@@ -49,6 +51,8 @@ class Adding {
     const std::vector<std::size_t>& users = users_[t.storage];
     if (users.size() < 2 || users.back() != reader || moves_.leaves(t.storage) || moves_.foreign(t.storage))
       return {};
+    const auto reads_it = [&](const TracedTensor& in) { return in.storage == t.storage; };
+    if (std::ranges::count_if(trace_.ops[reader].in, reads_it) != 1) return {};
     const std::size_t at = users[users.size() - 2];
     const TracedOp& op = trace_.ops[at];
     const bool last = op.op->mutating() && adds(op) && same_value(op.in[0], t) &&
