@@ -49,6 +49,7 @@ struct alignas(sizeof(T) * V) Raw {
   /// Values rounded as `narrow` rounds one; two 16-bit floats in one instruction.
   template <class C>
   __device__ static Raw of(const C (&wide)[V]) {
+    static_assert(!fours, "nobody stores single bytes");
     Raw made;
     if constexpr (pairs) {
 #pragma unroll
