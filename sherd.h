@@ -16,6 +16,7 @@
 #include "nn/compile.h"
 #include "nn/data_loader.h"
 #include "nn/ema.h"
+#include "nn/functional_call.h"
 #include "nn/generate.h"
 #include "nn/gpt.h"
 #include "nn/grad_scaler.h"

@@ -11,6 +11,21 @@ void detail::check_member(const Module& list, std::size_t i, std::size_t size) {
   check<ValueError>(i < size, "{}: there is no layer {}; it has {}", list.type_name(), i, size);
 }
 
+void detail::check_replaceable(Module& list, std::size_t i, std::size_t size) {
+  check_member(list, i, size);
+  struct Sharded final : MemberVisitor {
+    bool found = false;
+    void param(std::string_view, Param& member) override {
+      found = found || (member.defined() && member.object().owner() != nullptr);
+    }
+  } sharded;
+  list.visit_all_members(sharded);
+  check<StateError>(!sharded.found,
+                    "{}: layer {} is sharded, or its neighbours are; replace it before "
+                    "fully_shard",
+                    list.type_name(), i);
+}
+
 Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) : products(options.products) {
   check<ValueError>(in > 0 && out > 0, "Linear: {} inputs and {} outputs", in, out);
   const double bound = 1 / std::sqrt(static_cast<double>(in));

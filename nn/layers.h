@@ -15,6 +15,8 @@ namespace sherd::nn {
 namespace detail {
 /// ValueError, in the name of `list`, unless `i` is below `size`.
 SHERD_API void check_member(const Module& list, std::size_t i, std::size_t size);
+/// The same, and StateError for a list that is sharded, or whose layers were sharded with a module above.
+SHERD_API void check_replaceable(Module& list, std::size_t i, std::size_t size);
 }  // namespace detail
 
 /// Whether a layer adds a bias.
@@ -408,6 +410,17 @@ class SHERD_API Sequential final : public Layer<Sequential> {
   Function& append(F&& function) {
     return append(Function(std::forward<F>(function)));
   }
+  /// Moves another layer into the place of layer `i`, which is destroyed; returns a reference to
+  /// it there. Ties to the old layer's parameters are none to the new one's. ValueError beyond the last,
+  /// StateError for a list that is sharded, alone or with a module above.
+  template <MovedOrCloned M>
+  M& replace(std::size_t i, M&& module) {
+    detail::check_replaceable(*this, i, size());
+    auto owned = std::make_unique<M>(std::move(module));
+    M& there = *owned;
+    modules_[i] = std::move(owned);
+    return there;
+  }
   std::size_t size() const {
     check_alive();
     return modules_.size();
@@ -463,6 +476,18 @@ class ModuleList final : public Layer<ModuleList<M>> {
     auto owned = std::make_unique<L>(std::move(layer));
     L& there = *owned;
     modules_.push_back(std::move(owned));
+    return there;
+  }
+  /// Moves another layer, of a class below M too, into the place of layer `i`, which is destroyed; returns a
+  /// reference to it there. Ties to the old layer's parameters are none to the new one's. ValueError beyond
+  /// the last, StateError for a list that is sharded, alone or with a module above.
+  template <MovedOrCloned L>
+    requires std::derived_from<L, M>
+  L& replace(std::size_t i, L&& layer) {
+    detail::check_replaceable(*this, i, size());
+    auto owned = std::make_unique<L>(std::move(layer));
+    L& there = *owned;
+    modules_[i] = std::move(owned);
     return there;
   }
   std::size_t size() const {

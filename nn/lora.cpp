@@ -42,7 +42,8 @@ namespace {
 
 void check_options(const LoraOptions& o) {
   check<ValueError>(o.rank > 0, "add_lora: rank {} must be above 0", o.rank);
-  check<ValueError>(std::isfinite(o.alpha), "add_lora: alpha {} must be a finite number", o.alpha);
+  check<ValueError>(std::isfinite(o.alpha) && o.alpha > 0, "add_lora: alpha {} must be finite and above 0",
+                    o.alpha);
   check<ValueError>(o.dropout >= 0 && o.dropout < 1, "add_lora: dropout {} must be from 0, below 1",
                     o.dropout);
   check<ValueError>(!o.dtype || is_floating(*o.dtype), "add_lora: dtype {} is not floating",

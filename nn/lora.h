@@ -68,7 +68,7 @@ struct LoadLoraOptions {
 /// into one without any, to which it adds them as `add_lora` does. Every rank of a sharded model calls.
 /// ValueError names a key of adapter_config.json that is not known, or whose value is not supported, and
 /// tensors that are missing, unknown or of another shape; StateError for a model with other adapters.
-/// FileError. When it throws before it reads values, nothing has changed.
+/// DeviceError where the model is on `meta`. FileError. When it throws, nothing has changed.
 SHERD_API void load_lora(Module& model, const FileSystem::Path& folder, const LoadLoraOptions& options = {});
 
 }  // namespace sherd::nn

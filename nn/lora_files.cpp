@@ -1,6 +1,7 @@
 // Adapters in the format of PEFT: adapter_model.safetensors and adapter_config.json.
 #include <algorithm>
-#include <map>
+#include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -33,12 +34,14 @@ std::string stored_name(const Module& model, const NamedLinear& layer) {
   return name.substr(0, name.size() - member.size());
 }
 
-/// An adapter's two parameters under PEFT's names.
-std::vector<NamedParameter> stored_parameters(const Module& model, const NamedLinear& layer) {
-  const std::string layer_name = stored_name(model, layer),
-                    prefix = std::string(root) + layer_name + (layer_name.empty() ? "" : ".");
-  return {{prefix + "lora_A.weight", layer.linear->lora->lora_A.weight.object()},
-          {prefix + "lora_B.weight", layer.linear->lora->lora_B.weight.object()}};
+/// What PEFT calls the parameters of a layer's adapter, the narrowing one first.
+std::array<std::string, 2> stored_names(const Module& model, const NamedLinear& layer) {
+  const std::string name = stored_name(model, layer),
+                    prefix = std::string(root) + name + (name.empty() ? "" : ".");
+  return {prefix + "lora_A.weight", prefix + "lora_B.weight"};
+}
+std::array<Parameter, 2> parameters_of(const NamedLinear& layer) {
+  return {layer.linear->lora->lora_A.weight.object(), layer.linear->lora->lora_B.weight.object()};
 }
 
 /// Rank and form that all adapters of a model have.
@@ -77,8 +80,7 @@ std::vector<std::string> targets_of(const Module& model, const std::vector<Named
 
 /// As PEFT writes it: whole where it is.
 json number(double x) {
-  const auto whole = static_cast<std::int64_t>(x);
-  return static_cast<double>(whole) == x ? json(whole) : json(x);
+  return x < 1e15 && x == std::floor(x) ? json(static_cast<std::int64_t>(x)) : json(x);
 }
 
 json config_of(const Module& model, const std::vector<NamedLinear>& adapted, const SaveLoraOptions& options) {
@@ -196,10 +198,9 @@ void check_tensors(const SafetensorsFile& file, const Module& model, const std::
     expected.insert(name);
   };
   for (const NamedLinear& l : layers) {
-    const std::string name = stored_name(model, l),
-                      prefix = std::string(root) + name + (name.empty() ? "" : ".");
-    expect(prefix + "lora_A.weight", {rank, l.linear->weight.shape()[1]});
-    expect(prefix + "lora_B.weight", {l.linear->weight.shape()[0], rank});
+    const auto [narrowing, widening] = stored_names(model, l);
+    expect(narrowing, {rank, l.linear->weight.shape()[1]});
+    expect(widening, {l.linear->weight.shape()[0], rank});
   }
   for (const TensorEntry& entry : file.entries())
     check<ValueError>(expected.contains(entry.name),
@@ -225,8 +226,10 @@ void save_lora(const Module& model, const FileSystem::Path& folder, const SaveLo
                     model.type_name());
   StateDict state;
   for (const lora::NamedLinear& l : adapted)
-    for (const auto& [name, p] : lora::stored_parameters(model, l))
-      state.emplace_back(name, pretrained::whole_of(p, name, "save_lora"));
+    for (const std::size_t i : {0, 1}) {
+      const std::string name = lora::stored_names(model, l)[i];
+      state.emplace_back(name, pretrained::whole_of(lora::parameters_of(l)[i], name, "save_lora"));
+    }
   const std::string config =
       lora::config_of(model, adapted, options).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) +
       "\n";
@@ -251,14 +254,18 @@ void load_lora(Module& model, const FileSystem::Path& folder, const LoadLoraOpti
                        "load_lora: '{}' is on meta, so there is no memory for its adapter; load the model "
                        "first",
                        l.name);
+  std::vector<std::array<Tensor, 2>> values;
+  for (const lora::NamedLinear& l : layers) {
+    const auto [narrowing, widening] = lora::stored_names(model, l);
+    values.push_back({load_tensor(file, *file.find(narrowing)), load_tensor(file, *file.find(widening))});
+  }
   if (const auto adapted = lora::adapted_in(model); !adapted.empty())
     lora::check_same(adapted, layers, described.common, folder);
   else
     lora::add_described(model, described, layers, options.dtype);
   const NoGrad guard;
-  for (const lora::NamedLinear& l : layers)
-    for (const auto& [name, p] : lora::stored_parameters(model, l))
-      pretrained::give(p, load_tensor(file, *file.find(name)));
+  for (std::size_t l = 0; l < layers.size(); ++l)
+    for (const std::size_t i : {0, 1}) pretrained::give(lora::parameters_of(layers[l])[i], values[l][i]);
 }
 
 }  // namespace sherd::nn

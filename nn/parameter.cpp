@@ -96,6 +96,16 @@ Parameter::Parameter(Tensor data, bool requires_grad) : state_(make_ref<State>()
   set_data(std::move(data));
 }
 
+Parameter Parameter::standing_in(Tensor values) {
+  check<StateError>(values.defined(), "parameter: the tensor is empty; give one with values, or on meta");
+  Parameter made;
+  made.state_ = make_ref<State>();
+  made.state_->requires_grad = values.requires_grad();
+  made.state_->shape = values.shape();
+  made.state_->local = made.state_->used = std::move(values);
+  return made;
+}
+
 ParameterOwner::~ParameterOwner() = default;
 SharedGradients::~SharedGradients() = default;
 

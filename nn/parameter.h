@@ -83,6 +83,10 @@ class SHERD_API Parameter {
   /// not floating unless `requires_grad` is false.
   explicit Parameter(Tensor data, bool requires_grad = true);
 
+  /// A parameter whose `tensor()` is `values` itself, with what that was computed from: for a call, see
+  /// nn/functional_call.h. StateError for an empty handle.
+  static Parameter standing_in(Tensor values);
+
   bool defined() const { return static_cast<bool>(state_); }
   friend bool operator==(const Parameter& a, const Parameter& b) { return a.state_ == b.state_; }
   /// Identifies the object (not its values) in maps.

@@ -18,7 +18,7 @@ namespace sherd::nn::tokens {
 namespace {
 
 // Far above what a sound rule takes, which is some ten steps for each byte.
-constexpr std::uint32_t most_steps = 1'000'000, most_depth = 10'000, most_memory = 20'000;  // KiB
+constexpr std::uint32_t most_matching_steps = 1'000'000, most_depth = 10'000, most_memory = 20'000;  // KiB
 constexpr std::size_t longest_expression = 4096, longest_compiled = 1 << 20, jit_stack = 1 << 20;
 
 template <auto release>
@@ -46,7 +46,7 @@ struct MatchWorkspace::State {
       pcre2_jit_stack_create(std::size_t{32} << 10, jit_stack, nullptr)};
   State() {
     if (!data || !context) fail<OutOfMemoryError>("tokenizer: no memory to search with");
-    pcre2_set_match_limit(context.get(), most_steps);
+    pcre2_set_match_limit(context.get(), most_matching_steps);
     pcre2_set_depth_limit(context.get(), most_depth);
     pcre2_set_heap_limit(context.get(), most_memory);
     if (stack) pcre2_jit_stack_assign(context.get(), nullptr, stack.get());

@@ -30,7 +30,8 @@ constexpr std::string_view headers[] = {"layers",
                                         "lora",
                                         "low_rank",
                                         "tokenizer",
-                                        "hooks"};
+                                        "hooks",
+                                        "functional_call"};
 
 }  // namespace
 

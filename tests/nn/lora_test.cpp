@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
+#include <numeric>
 
 #include "collectives/world.h"
 #include "nn/compile.h"
@@ -282,78 +282,125 @@ TEST_CASE("lora: a compiled model is the eager one, and follows adapters that co
   same_now();
 }
 
-TEST_CASE("lora: a sharded model over a base of another dtype is the whole one, and steps adapters alone") {
-  const Tensor tokens = some_tokens(4);
-  const LoraOptions options{.rank = 3, .alpha = 6, .targets = {"q_proj", "v_proj", "down_proj"}};
-  const auto made = [&] {
-    Llama model = small_llama(bf16);
-    manual_seed(7);
-    add_lora(model, options);
-    randomise(model);
-    return model;
-  };
-  Llama whole = made();
-  const auto train = [](Llama& model, const Tensor& mine) {
-    Sgd sgd(lora_parameters(model), {.lr = 0.1});
-    const Tensor loss = loss_of(to(model(mine), f32), mine);
-    loss.backward();
-    sgd.step();
-    return loss.item();
-  };
-  const auto before = values_of(whole);
-  const double loss = train(whole, tokens);
-  const auto after = values_of(whole);
-  for (const int ranks : {1, 2, 3}) {
-    const TempDirectory root;
-    CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
-      Llama model = made();
-      for (LlamaBlock& block : model.model.layers) shard::fully_shard(block);
-      shard::fully_shard(model);
-      // Every rank has all rows, so that means of means are means.
-      const double mine = train(model, tokens);
-      expect(std::abs(mine - loss) < 1e-5, "loss {}, of the whole model {}", mine, loss);
-      for (const auto& [name, values] : shard::full_state_dict(model)) {
-        const bool adapter = name.find("lora_") != std::string::npos;
-        expect(values.dtype() == (adapter ? f32 : bf16), "{} is {}", name, values.dtype());
-        if (adapter)
-          expect(distance(values, after.at(name)) < 1e-4 && distance(values, before.at(name)) > 0,
-                 "{} is {} off", name, distance(values, after.at(name)));
-        else
-          expect(same_bits(values, before.at(name)), "{} has changed", name);
-      }
-      shard::save_checkpoint(model, root / "checkpoint", world.group());
-      const shard::SummonFullParams shown = shard::summon_full_params(model);
-      if (world.rank() == 0) save_lora(model, root / "adapters");
-    }));
-    CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
-      Llama model = made();
-      shard::fully_shard(model);
-      shard::load_checkpoint(model, root / "checkpoint", world.group());
-      for (const auto& [name, values] : shard::full_state_dict(model))
-        expect(distance(values, after.at(name)) < 1e-4, "{} is another in the checkpoint", name);
-    }));
-    Llama alone = small_llama(bf16);
-    load_lora(alone, root / "adapters");
-    CHECK(distance(alone(tokens).detach(), whole(tokens).detach()) < 0.05);
-    CHECK_NOTHROW(run_ranks(ranks, [&](World&) {
-      Llama model = made();
-      shard::fully_shard(model);
-      load_lora(model, root / "adapters");
-      for (const auto& [name, values] : shard::full_state_dict(model))
-        expect(same_bits(values, alone.state_dict().at(name)), "{} is another", name);
-      expect(message_of<StateError>([&] { merge_lora(model); }).find("is sharded") != std::string::npos,
-             "merged");
-      Llama flat = made();
-      const std::string why =
-          message_of<Error>([&] { shard::fully_shard(flat, {.layout = shard::GroupLayout::flat}); });
-      expect(why.find("dtype") != std::string::npos, "the flat layout says: {}", why);
-      Llama late = small_llama(bf16);
-      shard::fully_shard(late);
-      expect(message_of<StateError>([&] { add_lora(late, options); }).find("before fully_shard") !=
-                 std::string::npos,
-             "added to a sharded model");
-    }));
+namespace {
+
+const LoraOptions sharded_options{.rank = 3, .alpha = 6, .targets = {"q_proj", "v_proj", "down_proj"}};
+
+Llama adapted_llama(DType base) {
+  Llama model = small_llama(base);
+  manual_seed(7);
+  add_lora(model, sharded_options);
+  randomise(model);
+  return model;
+}
+
+/// One step of SGD; the loss before it.
+double train(Llama& model, const Tensor& tokens) {
+  Sgd sgd(lora_parameters(model), {.lr = 0.1});
+  const Tensor loss = loss_of(to(model(tokens), f32), tokens);
+  loss.backward();
+  sgd.step();
+  return loss.item();
+}
+
+void shard_blocks(Llama& model, shard::GroupLayout layout = shard::GroupLayout::per_parameter) {
+  for (LlamaBlock& block : model.model.layers) shard::fully_shard(block, {.layout = layout});
+  shard::fully_shard(model, {.layout = layout});
+}
+
+/// Throws unless the frozen values are those of before and the adapters' those of after.
+void expect_stepped(const StateDict& state, const std::map<std::string, Tensor>& before,
+                    const std::map<std::string, Tensor>& after) {
+  for (const auto& [name, values] : state) {
+    const double off = distance(values, after.at(name));
+    if (name.find("lora_") == std::string::npos)
+      expect(same_bits(values, before.at(name)), "{} has changed", name);
+    else
+      expect(values.dtype() == f32 && off < 1e-4 && distance(values, before.at(name)) > 0, "{} is {} off",
+             name, off);
   }
+}
+
+}  // namespace
+
+TEST_CASE(
+    "lora: a sharded model is the whole one, over a base of another dtype too, and steps adapters alone") {
+  const Tensor tokens = some_tokens(4);
+  for (const DType base : {bf16, f32})
+    for (const auto layout : {shard::GroupLayout::per_parameter, shard::GroupLayout::flat}) {
+      if (base == bf16 && layout == shard::GroupLayout::flat) continue;  // of one dtype
+      Llama whole = adapted_llama(base);
+      const auto before = values_of(whole);
+      const double loss = train(whole, tokens);
+      const auto after = values_of(whole);
+      for (const int ranks : {1, 2, 4}) {
+        INFO(base << ", " << ranks << " ranks, layout " << static_cast<int>(layout));
+        const TempDirectory root;
+        std::vector<double> losses(static_cast<std::size_t>(ranks));
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          Llama model = adapted_llama(base);
+          shard_blocks(model, layout);
+          const std::int64_t rows = 4 / ranks;
+          losses[static_cast<std::size_t>(world.rank())] =
+              train(model, narrow(tokens, 0, world.rank() * rows, rows));
+          expect_stepped(shard::full_state_dict(model), before, after);
+          shard::save_checkpoint(model, root / "checkpoint", world.group());
+          const shard::SummonFullParams shown = shard::summon_full_params(model);
+          if (world.rank() == 0) save_lora(model, root / "adapters");
+        }));
+        CHECK(std::abs(std::accumulate(losses.begin(), losses.end(), 0.0) / ranks - loss) < 1e-5);
+        Llama alone = small_llama(base);
+        load_lora(alone, root / "adapters");
+        CHECK(distance(alone(tokens).detach(), whole(tokens).detach()) < (base == bf16 ? 0.05 : 1e-4));
+        CHECK_NOTHROW(run_ranks(ranks, [&](World& world) {
+          Llama model = adapted_llama(base), adapters = adapted_llama(base);
+          shard_blocks(model, layout), shard_blocks(adapters, layout);
+          shard::load_checkpoint(model, root / "checkpoint", world.group());
+          expect_stepped(shard::full_state_dict(model), before, after);
+          load_lora(adapters, root / "adapters");
+          expect_stepped(shard::full_state_dict(adapters), before, after);
+        }));
+      }
+    }
+}
+
+TEST_CASE("lora: what is sharded takes no adapters and gives none back") {
+  CHECK_NOTHROW(run_ranks(2, [](World&) {
+    const auto refuses = [](auto&& act, std::string_view why) {
+      const std::string said = message_of<Error>(act);
+      expect(said.find(why) != std::string::npos, "in place of '{}': {}", why, said);
+    };
+    Llama model = adapted_llama(bf16), late = small_llama(bf16), flat = adapted_llama(bf16);
+    shard::fully_shard(model);
+    refuses([&] { merge_lora(model); }, "is sharded; save_lora within shard::summon_full_params");
+    refuses([&] { remove_lora(model); }, "is sharded");
+    refuses([&] { save_lora(model, "never"); }, "is sharded, here is a part");
+    shard::fully_shard(late);
+    refuses([&] { add_lora(late, sharded_options); }, "add adapters before fully_shard");
+    refuses([&] { shard::fully_shard(flat, {.layout = shard::GroupLayout::flat}); }, "dtype");
+  }));
+}
+
+TEST_CASE("lora: adapters of a model on meta get values with it") {
+  LlamaOptions options = small_options();
+  options.tensor.device = Device::meta();
+  Llama model(options);
+  add_lora(model, {.targets = {"q_proj"}});
+  CHECK_THROWS_WITH(load_pretrained(model, base_of("llama")), ContainsSubstring("tensors are"));
+  std::vector<std::string> asked;
+  model.materialize(Device::cpu(), [&](const std::string& name, const Tensor& whole) {
+    asked.push_back(name);
+    fill_(whole, 0.5);
+  });
+  CHECK(std::ranges::count(asked, "model.layers.1.self_attn.q_proj.lora_B.weight") == 1);
+  CHECK(model(some_tokens()).detach().numel() > 0);
+  Llama adapted(llama_options(base_of("llama")));
+  add_lora(adapted, {.targets = {"q_proj"}});
+  randomise(adapted);
+  const auto before = values_of(adapted);
+  CHECK(load_pretrained(adapted, base_of("llama")).complete());  // the frozen weights alone
+  for (const auto& [name, values] : values_of(adapted))
+    CHECK(same_bits(values, before.at(name)) == (name.find("lora_") != std::string::npos));
 }
 
 TEST_CASE("lora: what cannot be is refused, and nothing has changed") {
