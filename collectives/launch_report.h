@@ -19,6 +19,7 @@ struct LaunchReport {
     joining,      ///< the rank now waits for all others
     joined,       ///< all ranks have met: from here on they see each other's end themselves
     ended,        ///< `value`: as from `waitpid`
+    followed,     ///< the same, of a rank that its keeper ended because mpirun or the job did
     last_words,   ///< why the rank ends, in the text that follows; `value`: 1 where that is its own fault, 0
                   ///< where another rank's
   };

@@ -43,7 +43,8 @@ class Keeper {
     if (status != 0) end_the_rest(0s);
     // Where nobody hears it, what was not asked for is said.
     const bool asked_for = WIFSIGNALED(status) && sent_.contains(WTERMSIG(status));
-    if (!tell(Kind::ended, status) && status != 0 && !asked_for) say(rank_, how_it_ended(status));
+    const Kind kind = asked_for && WTERMSIG(status) == SIGKILL ? Kind::followed : Kind::ended;
+    if (!tell(kind, status) && status != 0 && !asked_for) say(rank_, how_it_ended(status));
     if (status == 0) end_the_rest(time_to_end);
     return exit_status(status);
   }

@@ -295,6 +295,8 @@ class Supervisor {
     return std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.keeper.known() && !rank.status; });
   }
 
+  enum class Cause { own, mpirun_or_job };
+
   // ---- what happens ----
 
   void wait_for_news() const {
@@ -383,6 +385,9 @@ class Supervisor {
       case Kind::ended:
         end_of(rank, report.value);
         break;
+      case Kind::followed:
+        end_of(rank, report.value, Cause::mpirun_or_job);
+        break;
       case Kind::last_words:
         rank.spoke = true;
         hear_words(rank, report.value != 0, std::string(text));
@@ -466,12 +471,13 @@ class Supervisor {
       if (asked_ == 0 && !mpirun_status_ && is_pending(mpirun_, signal)) ask_to_stop(signal);
   }
 
-  void end_of(Rank& rank, int status) {
+  void end_of(Rank& rank, int status, Cause cause = Cause::own) {
     if (rank.status) return;
     rank.status = status;
     events_.note(fmt::format("rank {} {}", number_of(rank), how_it_ended(status)));
     if (!rank.failed()) return;
     hear_mpirun();
+    if (cause != Cause::own) return;  // what ended mpirun or the job is the news
     // Who was killed is why the others failed, though they may be heard first.
     const bool killed = WIFSIGNALED(status) && !ending_;
     if (first_failure_ == 0 || (killed && first_failure_ < 128)) first_failure_ = exit_status(status);
@@ -575,7 +581,8 @@ class Supervisor {
     if (all_well) return 0;
     if (asked_ != 0) return 128 + asked_;
     if (first_failure_ != 0) return first_failure_;
-    const int own = exit_status(*mpirun_status_);
+    int own = exit_status(*mpirun_status_);
+    if (own == 0 && std::ranges::any_of(ranks_, &Rank::failed)) own = 1;  // they followed it
     if (own == 0 || told_) return own;
     const std::string words = first_words(folders_.mpi_output());
     say(fmt::format("mpirun {}{}{}", how_it_ended(*mpirun_status_), words.empty() ? "" : ": ", words));

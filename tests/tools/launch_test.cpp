@@ -163,6 +163,27 @@ TEST_CASE("why a rank failed is said, though mpirun crashes before that is heard
   place.check_clean(command.process());
 }
 
+TEST_CASE("ranks that follow a killed mpirun are no news, though they are heard first") {
+  const Place place;
+  // It stops the launcher's process that listens until mpirun is dead and the ranks have followed it.
+  const std::string mpirun = (place.folder() / "mpirun").string();
+  write_file(
+      mpirun,
+      "#!/bin/bash\nwhile [[ $1 != */sherd ]]; do shift; done\n"
+      "export OMPI_COMM_WORLD_SIZE=2 listener=$PPID keepers=\n"
+      "for rank in 0 1; do OMPI_COMM_WORLD_RANK=$rank \"$@\" & keepers+=\" $!\"; done\n"
+      "until [[ -s up0 && -s up1 ]]; do :; done\nkill -STOP $PPID\n"
+      "(for one in $keepers; do while kill -0 $one; do :; done; done 2>/dev/null; kill -CONT $listener) &\n"
+      "kill -KILL $$\n");
+  fs::permissions(mpirun, fs::perms::owner_all);
+  const std::string path = "PATH=" + place.folder().path().string() + ":" + std::getenv("PATH");
+  Command command(place.folder(), launch(2, {"sh", "-c", "echo >up$OMPI_COMM_WORLD_RANK; sleep 600; true"}),
+                  {}, {"/usr/bin/env", path});
+  CHECK(command.wait() == 137);
+  CHECK(command.err() == "sherd launch: mpirun ended by signal 9 (Killed), so its ranks are ended\n");
+  place.check_clean(command.process());
+}
+
 TEST_CASE("a program that cannot be started is one line, whatever its name") {
   const Place place;
   for (const std::string name : {"./nothing", "no such thing", "two\nlines", "/", "\x1b[2K\r"})
