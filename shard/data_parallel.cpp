@@ -17,8 +17,10 @@
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "shard/anchor.h"
+#include "shard/build.h"
 #include "shard/engine.h"
 #include "shard/group.h"
+#include "shard/replicas.h"
 #include "shard/share.h"
 #include "shard/step_check.h"
 
@@ -39,7 +41,8 @@ class GradientBuckets;
 /// was made last first: all ranks make theirs in one order, whatever each one's graph brings first.
 struct Replicas {
   std::uint64_t made = 0;
-  std::vector<GradientBuckets*> in_turn{};  ///< that backwards under way reach
+  std::vector<std::weak_ptr<const GradientBuckets>> all{};  ///< in the order in which they were made
+  std::vector<GradientBuckets*> in_turn{};                  ///< that backwards under way reach
 };
 
 /// The gradients of all parameters, in the order in which a backward tends to bring them: last parameter
@@ -81,7 +84,10 @@ class GradientBuckets final : public GradSink,
   }
 
   /// Makes `self`, which is this object, the sink of its parameters.
-  void take(const std::shared_ptr<GradSink>& self) {
+  void take(const std::shared_ptr<GradientBuckets>& self) {
+    auto& all = replicas().all;
+    std::erase_if(all, [](const auto& other) { return other.expired(); });
+    all.push_back(self);
     for (std::size_t i = 0; i < entries_.size(); ++i) {
       const Tensor& local = entries_[i].parameter.local();
       set_sink(local, self);
@@ -106,6 +112,23 @@ class GradientBuckets final : public GradSink,
     hook_ = std::move(hook);
   }
   const Group& ranks() const override { return group_; }
+  bool has(const nn::Parameter& p) const {
+    if (known_.contains(p.id())) return sink_of(p.local()) == this;
+    return std::ranges::any_of(frozen_, [&](const auto& frozen) { return frozen.parameter.id() == p.id(); });
+  }
+  bool has(const nn::Buffer& buffer) const {
+    if (*module_ == nullptr) return false;
+    return std::ranges::any_of(find_members(**module_).buffers,
+                               [&](const FoundBuffer& found) { return found.member == &buffer; });
+  }
+  /// The group of the one made last that has it.
+  template <class T>
+  static std::optional<Group> of(const T& value) {
+    std::optional<Group> group;
+    for (const auto& one : replicas().all)
+      if (const auto buckets = one.lock(); buckets && buckets->has(value)) group = buckets->group_;
+    return group;
+  }
   void zeroed(const Tensor& leaf) override {
     if (const auto at = entry_of_.find(record_of(leaf)->leaf.get()); at != entry_of_.end())
       entries_[at->second].averages.clear();
@@ -612,6 +635,9 @@ class GradientBuckets final : public GradSink,
   std::vector<int>
       in_;  ///< for each rank 1 if it had inputs at the last average of the join; none: there was none
 };
+
+std::optional<Group> replicas_of(const nn::Parameter& p) { return GradientBuckets::of(p); }
+std::optional<Group> replicas_of(const nn::Buffer& buffer) { return GradientBuckets::of(buffer); }
 
 namespace {
 

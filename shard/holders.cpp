@@ -5,20 +5,25 @@
 #include <unordered_map>
 #include <utility>
 
-#include "autograd/node.h"
-#include "nn/shared_gradients.h"
 #include "runtime/error.h"
 #include "shard/agree.h"
 #include "shard/build.h"
+#include "shard/replicas.h"
 #include "shard/unit.h"
 
 namespace sherd::shard {
 
+namespace {
+
+std::optional<Ranks> replicas(const std::optional<Group>& group) {
+  return group ? std::optional(Ranks{.shard = {}, .replicas = *group, .block = {}}) : std::nullopt;
+}
+
+}  // namespace
+
 std::optional<Ranks> sharers_of(const nn::Parameter& p) {
   if (const ParameterGroup* group = group_of(p)) return group->spec().ranks;
-  if (const auto* shared = dynamic_cast<const nn::SharedGradients*>(sink_of(p.local())))
-    return Ranks{.shard = {}, .replicas = shared->ranks(), .block = {}};
-  return {};
+  return replicas(replicas_of(p));
 }
 
 std::string words_of(const Ranks& holders) {
@@ -60,27 +65,27 @@ bool are_same(const Group& a, const Group& b) {
   return a == b || (a.defined() && b.defined() && std::ranges::equal(a.world_ranks(), b.world_ranks()));
 }
 
-bool alike(const std::optional<Ranks>& a, const std::optional<Ranks>& b) {
-  return a.has_value() == b.has_value() &&
-         (!a || (are_same(a->shard, b->shard) && are_same(a->replicas, b->replicas)));
+bool alike(const Ranks& a, const Ranks& b) {
+  return are_same(a.shard, b.shard) && are_same(a.replicas, b.replicas);
 }
 
-/// A name of the module and who holds it.
-using Held = std::pair<std::string, std::optional<Ranks>>;
-
-/// Of the parameters under `prefix`; none where they have unlike ones. Whether there are any is the second.
+/// Of the parameters under `prefix` that have some; none where they have unlike ones. Whether there are any
+/// parameters is the second.
 std::pair<std::optional<Ranks>, bool> holders_below(std::span<const Held> parameters,
                                                     std::string_view prefix) {
-  const Held* first = nullptr;
-  for (const Held& p : parameters) {
-    if (!p.first.starts_with(prefix)) continue;
-    if (first == nullptr) first = &p;
-    if (!alike(first->second, p.second)) return {{}, true};
+  std::optional<Ranks> holders;
+  bool any = false;
+  for (const auto& [name, of_one] : parameters) {
+    if (!name.starts_with(prefix)) continue;
+    any = true;
+    if (holders && of_one && !alike(*holders, *of_one)) return {{}, true};
+    if (of_one) holders = of_one;
   }
-  return {first == nullptr ? std::nullopt : first->second, first != nullptr};
+  return {holders, any};
 }
 
-std::optional<Ranks> holders_of_buffer(std::span<const Held> parameters, std::string prefix) {
+/// By those of the parameters of its module, or of the next one around it that has some.
+std::optional<Ranks> holders_around(std::span<const Held> parameters, std::string prefix) {
   do {
     const std::size_t dot = prefix.rfind('.');
     prefix.resize(dot == std::string::npos ? 0 : dot);
@@ -97,7 +102,8 @@ std::vector<Held> held_in(nn::Module& module) {
   const std::size_t parameters = held.size();
   for (const FoundBuffer& b : found.buffers)
     if (b.member->persistence() == nn::Persistence::saved) {
-      std::optional<Ranks> holders = holders_of_buffer(std::span(held).first(parameters), b.name);
+      std::optional<Ranks> holders = replicas(replicas_of(*b.member));
+      if (!holders) holders = holders_around(std::span(held).first(parameters), b.name);
       held.emplace_back(b.name, std::move(holders));
     }
   return held;
@@ -140,19 +146,26 @@ int Announced::first_with(const Pair& holders, int rank) const {
 }
 
 NameGroups::NameGroups(std::string_view call, nn::Module& module, const Group& ranks)
+    : NameGroups(
+          call,
+          [&module] {
+            write_back(module);
+            return held_in(module);
+          },
+          ranks) {}
+
+NameGroups::NameGroups(std::string_view call, const std::function<std::vector<Held>()>& list,
+                       const Group& ranks)
     : rank_(RankOfGroup(ranks).rank), ranks_(RankOfGroup(ranks).ranks) {
   all_.is_first = rank_ == 0;
   if (ranks_ == 1) return;
   const CallOptions options{.label = std::string(call)};
   std::vector<Held> held;
-  together(ranks, call, [&] {
-    write_back(module);
-    held = held_in(module);
-  });
+  together(ranks, call, [&] { held = list(); });
   const std::set<int> all_ranks(ranks.world_ranks().begin(), ranks.world_ranks().end());
   std::set<Pair> own;
   for (auto& [name, holders] : held) {
-    if (!holders) continue;
+    if (!holders || limited_.contains(name)) continue;
     if (!are_among(*holders, all_ranks)) {
       if (!beyond_) beyond_.emplace(name, *holders);
     } else if (size_of(*holders) < ranks_) {

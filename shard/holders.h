@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -31,13 +32,18 @@ struct GroupOfName {
 
 class Announced;
 
-/// Of every parameter and saved buffer of a module. A buffer goes with the parameters of its module, or of
-/// the next one around it that has some.
+/// A name and who holds what it stands for; none: nobody says, so all ranks do.
+using Held = std::pair<std::string, std::optional<Ranks>>;
+
+/// Of every parameter and saved buffer of a module. A buffer that no `DataParallel` has goes with the
+/// parameters of its module, or of the next one around it that has some.
 class NameGroups {
  public:
   NameGroups() = default;
   /// Collective over `ranks`, whose calls have the name `call`; without ranks this one has all.
   NameGroups(std::string_view call, nn::Module& module, const Group& ranks);
+  /// The same of other names, which `list` gives; it may throw on some ranks, and then all do.
+  NameGroups(std::string_view call, const std::function<std::vector<Held>()>& list, const Group& ranks);
   /// The group of `name`; all ranks for a name that the module does not have.
   const GroupOfName& of(const std::string& name) const;
   /// ValueError for a parameter that has holders who are not among the ranks.

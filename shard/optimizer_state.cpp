@@ -354,6 +354,20 @@ class StateCutter {
 
 }  // namespace
 
+std::vector<Held> held_in_state(const nn::Optimizer& optimizer, nn::Module* model) {
+  check_optimizer(optimizer);
+  if (model != nullptr) write_back(*model);
+  const auto groups = listed(optimizer);
+  std::vector<Held> held;
+  for (nn::Module* named_by : {model, static_cast<nn::Module*>(nullptr)}) {
+    std::size_t index = 0;
+    const std::vector<std::string> keys = keys_of(groups, named_by);
+    for (const std::vector<Listed>& list : groups)
+      for (const Listed& l : list) held.emplace_back(keys[index++], sharers_of(l.parameter));
+  }
+  return held;
+}
+
 StagedOptimizer staged_optimizer_state(const nn::Optimizer& optimizer, const StateSource& from,
                                        nn::Module* model) {
   const NoGrad guard;

@@ -1,6 +1,7 @@
 #include "shard/sharded_state.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "nn/state_names.h"
 #include "runtime/context.h"
@@ -33,8 +34,9 @@ class RanksSource final : public StateSource {
     const auto found = tensors_.find(name);
     return found == tensors_.end() ? 0 : found->second->steps;
   }
+  const ShardedTensor& own(const std::string& name) const { return *tensors_.at(name); }
   Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override {
-    const ShardedTensor& own = *tensors_.at(name);
+    const ShardedTensor& own = this->own(name);
     const GroupOfName& group = groups_.of(name);
     if (group.words.empty()) return read(share_of(own, RankOfGroup(ranks_).rank), begin, numel, ranks_);
     if (own.replicas == 0) return clone(narrow(own.values, 0, begin, numel));
@@ -90,6 +92,39 @@ class RanksSource final : public StateSource {
   std::vector<std::string> names_;
   std::unordered_map<std::string, const ShardedTensor*> tensors_;
 };
+
+/// The same without a call: what other ranks have counts as zeros.
+class OwnSource final : public StateSource {
+ public:
+  explicit OwnSource(const RanksSource& all) : all_(all) {}
+  std::vector<std::string> names() const override { return all_.names(); }
+  std::optional<Shape> shape(const std::string& name) const override { return all_.shape(name); }
+  std::int64_t steps(const std::string& name) const override { return all_.steps(name); }
+  Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override {
+    const ShardedTensor& own = all_.own(name);
+    const Tensor part = zeros({numel}, {own.values.dtype(), own.values.device()});
+    const std::int64_t from = std::max(begin, own.begin),
+                       to = std::min(begin + numel, own.begin + own.values.numel());
+    if (from < to)
+      copy_(narrow(part, 0, from - begin, to - from), narrow(own.values, 0, from - own.begin, to - from));
+    return part;
+  }
+
+ private:
+  const RanksSource& all_;
+};
+
+/// What `act` refuses by names, shapes and numbers it refuses on all ranks before any of them reads what
+/// others have: groups of ranks read apart, and one of another group would wait for who does not come.
+void in_two_passes(std::string_view call, const ShardedStateDict& state, const Group& ranks,
+                   EntryGroups groups, const std::function<void(const StateSource&)>& act) {
+  std::optional<RanksSource> source;
+  together(ranks, call, [&] {
+    source.emplace(call, state, ranks, groups);
+    act(OwnSource(*source));
+  });
+  together(ranks, call, [&] { act(*source); });
+}
 
 }  // namespace
 
@@ -154,8 +189,8 @@ nn::Mismatch load_sharded_state_dict(nn::Module& module, const ShardedStateDict&
   std::optional<StagedModel> staged;
   constexpr std::string_view call = "load_sharded_state_dict";
   const NameGroups groups(call, module, ranks);
-  together(ranks, call, [&] {
-    staged.emplace(call, module, RanksSource(call, state, ranks, {groups, entry_itself}), strict);
+  in_two_passes(call, state, ranks, {groups, entry_itself}, [&](const StateSource& source) {
+    staged.emplace(call, module, source, strict);
     if (strict == nn::Strict::yes) check_none_left(call, staged->mismatch().unknown, StagedModel::what);
   });
   staged->commit();
@@ -168,10 +203,9 @@ void load(nn::Module* model, nn::Optimizer& optimizer, const ShardedStateDict& s
   const NoGrad guard;
   StagedOptimizer staged;
   constexpr std::string_view call = "load_sharded_optimizer_state";
-  const NameGroups groups = model == nullptr ? NameGroups() : NameGroups(call, *model, ranks);
-  together(ranks, call, [&] {
-    staged = staged_optimizer_state(optimizer, RanksSource(call, state, ranks, {groups, parameter_of_state}),
-                                    model);
+  const NameGroups groups(call, [&] { return held_in_state(optimizer, model); }, ranks);
+  in_two_passes(call, state, ranks, {groups, parameter_of_state}, [&](const StateSource& source) {
+    staged = staged_optimizer_state(optimizer, source, model);
     check_none_left("optimizer", staged.unknown, StagedOptimizer::what);
   });
   optimizer.load_state_dict(std::move(staged.part));

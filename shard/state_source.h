@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "nn/optimizer.h"
+#include "shard/holders.h"
 #include "shard/sharded_state.h"
 
 namespace sherd::shard {
@@ -106,6 +107,9 @@ std::string state_entry(std::size_t place, std::string_view what);
 inline bool counts_steps(std::string_view what) { return what == "step"; }
 /// What else there is of a parameter that has no state yet.
 Tensor no_state(const nn::Optimizer& optimizer, const nn::Parameter& p);
+/// Who holds each of an optimizer's parameters, under what names it in a state: its name in `model`, and its
+/// number.
+std::vector<Held> held_in_state(const nn::Optimizer& optimizer, nn::Module* model);
 /// What an optimizer keeps with the options that the state has.
 std::vector<std::string> state_names_with(const nn::Optimizer& optimizer, const nn::StateDict& state);
 /// StateError where a parameter of the optimizer was replaced in its module, whose state would be of no

@@ -167,6 +167,18 @@ struct Experts final : nn::Layer<Experts> {
   }
 };
 
+/// A part that a group holds beside one that nobody says anything of.
+struct Mixed final : nn::Layer<Mixed> {
+  nn::Linear held{5, 3}, free{5, 3};
+  nn::Buffer seen{zeros({1})};
+  Tensor forward(const Tensor& x) const { return held(x); }
+  void visit(auto&& on) {
+    on("free", free);
+    on("held", held);
+    on("seen", seen);
+  }
+};
+
 constexpr Sizes all_sizes[] = {{1, 1}, {1, 3}, {2, 1}, {2, 2}, {3, 1}, {4, 1}};
 
 }  // namespace
@@ -243,20 +255,113 @@ TEST_CASE("a name that every group has of its own is in the files once a group, 
   CHECK(saved.read(*saved.find("slice.seen", 1), 0, 1).item() == 4);
 }
 
-TEST_CASE("states of ranks in memory are each group's own too") {
+TEST_CASE("states of ranks in memory are each group's own too, an optimizer's by name and by number") {
   for (const Sizes sizes : {Sizes{2, 1}, Sizes{2, 2}})
     for (const Way from : ways)
       for (const Way way : ways)
         CHECK_NOTHROW(run_ranks(sizes.world(), [&](World& world) {
-          Run run(world, sizes, from), other(world, sizes, way, 7);
+          Run run(world, sizes, from), other(world, sizes, way, 7), third(world, sizes, way, 8);
           run.train(2);
-          shard::load_sharded_state_dict(other.net, shard::sharded_state_dict(run.net), world.group());
-          shard::load_sharded_optimizer_state(
-              other.net, other.adamw, shard::sharded_optimizer_state(run.net, run.adamw), world.group());
-          shard::load_sharded_optimizer_state(
-              other.net, other.sgd, shard::sharded_optimizer_state(run.net, run.sgd), world.group());
+          const Group& all = world.group();
+          for (Run* into : {&other, &third})
+            shard::load_sharded_state_dict(into->net, shard::sharded_state_dict(run.net), all);
+          shard::load_sharded_optimizer_state(other.net, other.adamw,
+                                              shard::sharded_optimizer_state(run.net, run.adamw), all);
+          shard::load_sharded_optimizer_state(other.net, other.sgd,
+                                              shard::sharded_optimizer_state(run.net, run.sgd), all);
+          shard::load_sharded_optimizer_state(third.net, third.adamw,
+                                              shard::sharded_optimizer_state(run.adamw), all);
+          shard::load_sharded_optimizer_state(third.sgd, shard::sharded_optimizer_state(run.sgd), all);
           expect(run.values() == other.values(), "other values");
+          expect(run.values() == third.values(), "other values by number");
         }));
+}
+
+TEST_CASE("what replicas share and do not train is each group's own too, frozen parameters and buffers") {
+  enum class Frozen { none, bias, all };
+  const TempDirectory folder;
+  for (const Sizes sizes : {Sizes{2, 1}, Sizes{2, 2}, Sizes{1, 3}})
+    for (const Frozen frozen : {Frozen::none, Frozen::bias, Frozen::all})
+      for (const bool shares_buffers : {true, false}) {
+        INFO(sizes.groups << " x " << sizes.ranks << ", frozen " << static_cast<int>(frozen));
+        CHECK_NOTHROW(run_ranks(sizes.world(), [&](World& world) {
+          const DeviceMesh mesh = world.mesh({sizes.groups, sizes.ranks}, {"model", "replicas"});
+          const int group = mesh.coordinate("model");
+          const auto made = [&](std::uint64_t seed) {
+            manual_seed(seed + static_cast<std::uint64_t>(group));
+            auto net = std::make_unique<Net>(group, sizes.groups);
+            const NoGrad guard;
+            for (Counted* part : {&net->slice, &net->expert}) {
+              fill_(part->seen.tensor(), static_cast<double>(seed) + group);
+              if (frozen != Frozen::none) part->linear.bias.set_requires_grad(false);
+              if (frozen == Frozen::all) part->linear.weight.set_requires_grad(false);
+            }
+            return net;
+          };
+          const auto net = made(3), other = made(7), third = made(9);
+          const shard::DataParallelOptions options{.broadcast_buffers = shares_buffers
+                                                                            ? shard::BroadcastBuffers::yes
+                                                                            : shard::BroadcastBuffers::no};
+          std::vector<shard::DataParallel> replicas;
+          for (Net* one : {net.get(), other.get(), third.get()}) {
+            for (Counted* part : {&one->slice, &one->expert})
+              replicas.emplace_back(*part, mesh.group("replicas"), options);
+            replicas.emplace_back(one->dense, world.group());
+          }
+          const nn::StateDict wanted = shard::full_state_dict(*net);
+          shard::save_checkpoint(*net, folder / "saved", world.group());
+          shard::load_checkpoint(*other, folder / "saved", world.group());
+          shard::load_sharded_state_dict(*third, shard::sharded_state_dict(*net), world.group());
+          for (Net* into : {other.get(), third.get()})
+            for (const auto& [name, tensor] : shard::full_state_dict(*into))
+              expect(tensor.to_vector<float>() == wanted.at(name).to_vector<float>(), "another '{}'", name);
+        }));
+      }
+}
+
+TEST_CASE("a buffer goes with those parameters of its module that a group holds") {
+  const TempDirectory folder;
+  for (const Way way : {Way::rows, Way::averaged})
+    CHECK_NOTHROW(run_ranks(4, [&](World& world) {
+      const DeviceMesh mesh = world.mesh({2, 2}, {"model", "shards"});
+      const int group = mesh.coordinate("model");
+      Mixed net, other;
+      for (Mixed* one : {&net, &other}) fill_(one->seen.tensor(), one == &net ? 1 + group : 7);
+      std::vector<shard::DataParallel> averages;
+      for (Mixed* one : {&net, &other})
+        if (way == Way::rows)
+          shard::fully_shard(one->held, {.mesh = mesh["shards"]});
+        else
+          averages.emplace_back(one->held, mesh.group("shards"));
+      shard::save_checkpoint(net, folder / "mixed", world.group());
+      shard::load_checkpoint(other, folder / "mixed", world.group());
+      expect(other.seen.tensor().item() == 1 + group, "it is {}", other.seen.tensor().item());
+    }));
+}
+
+TEST_CASE("a state of ranks that one group lacks something of is refused on all ranks, which go on") {
+  const Sizes sizes{2, 2};
+  for (const Way way : ways)
+    CHECK_NOTHROW(run_ranks(sizes.world(), [&](World& world) {
+      Run run(world, sizes, way);
+      run.train(1);
+      const Values before = run.values();
+      const auto refused = [&](const shard::ShardedStateDict& whole, const auto& load) {
+        for (std::size_t i = 0; i < whole.size(); ++i)
+          for (const bool lacks : {true, false}) {  // a tensor, or elements of it
+            shard::ShardedStateDict state = whole;
+            const std::string name = state[i].name;
+            if (run.group == 1 && lacks) state.erase(state.begin() + static_cast<std::ptrdiff_t>(i));
+            if (run.group == 1 && !lacks) state[i].shape = {17};
+            const std::string message = message_on_all(world, [&] { load(state); });
+            expect(!message.empty(), "'{}' is not missed", name);
+          }
+      };
+      refused(shard::sharded_state_dict(run.net),
+              [&](const auto& state) { shard::load_sharded_state_dict(run.net, state, world.group()); });
+      expect(run.values() == before, "something changed");
+      run.train(1);
+    }));
 }
 
 TEST_CASE("a checkpoint that does not fit a mesh names the groups, on every rank, and nothing changes") {
