@@ -1,5 +1,6 @@
 #include "shard/convert.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -15,14 +16,29 @@ WholeTensors checkpoint_tensors(const FileSystem::Path& from, const CheckpointTe
   const auto saved = std::make_shared<const SavedState>(committed_directory(from, options.files),
                                                         options.part, options.files);
   WholeTensors whole{saved->records(options.group), saved->notes()};
+  for (const SavedTensor& t : saved->tensors()) whole.groups = std::max(whole.groups, t.groups);
   for (TensorRecord& record : whole.tensors)
     record.read = [saved, read = std::move(record.read)](std::span<std::byte> into) { read(into); };
   return whole;
 }
 
+namespace {
+
+/// ValueError for a file of the checkpoint itself, which would be no checkpoint any more.
+void check_apart(const FileSystem::Path& from, const FileSystem::Path& file, FileSystem& files) {
+  std::error_code none;
+  const FileSystem::Path folder = file.has_parent_path() ? file.parent_path() : ".";
+  check<ValueError>(!files.exists(file) || !std::filesystem::equivalent(folder, from, none),
+                    "merge_checkpoint: '{}' is a file of the checkpoint that is read; name another",
+                    shown(file.string(), 300));
+}
+
+}  // namespace
+
 void merge_checkpoint(const FileSystem::Path& from, const FileSystem::Path& file,
                       const CheckpointTensorsOptions& options) {
   const WholeTensors whole = checkpoint_tensors(from, options);
+  check_apart(from, file, options.files);
   save_safetensors(file, whole.tensors, whole.notes, options.files);
 }
 
@@ -47,7 +63,12 @@ void split_checkpoint(const std::vector<NamedTensors>& parts, const FileSystem::
   check<ValueError>(ranks > 0 && !parts.empty(),
                     "split_checkpoint: {} parts for {} ranks; give at least one of each", parts.size(),
                     ranks);
-  for (const NamedTensors& named : parts) check_part_name("split_checkpoint", named.part);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    check_part_name("split_checkpoint", parts[i].part);
+    check<ValueError>(std::ranges::none_of(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(i),
+                                           [&](const auto& other) { return other.part == parts[i].part; }),
+                      "split_checkpoint: two parts are named '{}'; name each once", parts[i].part);
+  }
   const FileSystem::Path partial = PendingDirectory::partial_of(folder);
   PendingDirectory pending(folder, files);
   std::vector<std::string_view> names;

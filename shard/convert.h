@@ -27,6 +27,7 @@ struct CheckpointTensorsOptions {
 struct WholeTensors {
   std::vector<TensorRecord> tensors;
   TensorMetadata notes{};
+  int groups = 1;  ///< of ranks in the checkpoint, of which each has tensors of its own
 };
 
 /// Those of a checkpoint that any ranks saved, or of one file of whole tensors, by name. Errors as
@@ -36,7 +37,7 @@ SHERD_API WholeTensors checkpoint_tensors(const FileSystem::Path& from,
 
 /// Writes them as one file, as one rank saves it: for other programs. One tensor is held at a time, and read
 /// twice. The file is the old one or the complete new one whatever happens. Errors as above and of
-/// `save_safetensors`.
+/// `save_safetensors`; ValueError for a file of the checkpoint itself.
 SHERD_API void merge_checkpoint(const FileSystem::Path& from, const FileSystem::Path& file,
                                 const CheckpointTensorsOptions& options = {});
 

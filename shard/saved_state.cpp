@@ -123,6 +123,10 @@ Index read_index(const Path& path, std::string_view what, FileSystem& files) {
 void check_there(const Path& folder, std::string_view what, FileSystem& files) {
   const std::string name = part_name(what, 0, 1), part = part_name(what, 0, 2);
   if (files.exists(folder / name)) return;
+  check<FileError>(files.exists(folder),
+                   "checkpoint: '{}' is not there; give the folder that save_checkpoint wrote, or a file of "
+                   "whole tensors",
+                   shown(folder.string(), 300));
   std::string_view why = "give the folder that save_checkpoint wrote";
   if (files.exists(folder / part))
     why = "parts of ranks are there, so the index is lost: copy all files of the save";
@@ -134,17 +138,6 @@ void check_there(const Path& folder, std::string_view what, FileSystem& files) {
 
 }  // namespace
 
-namespace {
-
-/// Also by a link.
-bool is_file(const Path& path, FileSystem& files) {
-  const std::filesystem::file_type type = files.type(path);
-  return type == std::filesystem::file_type::regular ||
-         (type == std::filesystem::file_type::symlink && !files.exists(path / "."));
-}
-
-}  // namespace
-
 std::string part_name(std::string_view what, int rank, int ranks) {
   return ranks == 1 ? fmt::format("{}.safetensors", what) : fmt::format("{}.rank-{}.safetensors", what, rank);
 }
@@ -152,7 +145,7 @@ std::string part_name(std::string_view what, int rank, int ranks) {
 Path SavedState::path() const { return folder_ / (indexed_ ? std::string(index_name) : names_[0]); }
 
 SavedState::SavedState(Path from, std::string_view what, FileSystem& files) : folder_(std::move(from)) {
-  if (is_file(folder_, files)) {
+  if (files.is_file(folder_)) {
     const std::string name = folder_.filename().string();
     folder_ = folder_.parent_path();
     open_whole(name, files);

@@ -142,6 +142,12 @@ void add_report_flags(CLI::App& app, ReportOptions& options) {
       help("out", "file for the page, which is replaced", "report.html in the first folder", "report.html"));
 }
 
+void add_group_flag(CLI::App& app, std::optional<int>& group) {
+  app.add_option_function<std::string>(
+      "--group", [&group](const std::string& text) { group = number_from<int>("--group", text); },
+      help("group", "of what groups of ranks in a mesh saved each: the number of one, from 0", "none", "1"));
+}
+
 void add_merge_flags(CLI::App& app, MergeOptions& options) {
   app.add_option("CHECKPOINT", options.checkpoint,
                  "folder of a checkpoint, or of a run: then its newest checkpoint [e.g. runs/1]")
@@ -160,9 +166,7 @@ void add_merge_flags(CLI::App& app, MergeOptions& options) {
                  "what sherd train recorded", "TinyLlama-1.1B"));
   add_setting(app, "max-shard-size", options.max_shard_size,
               "with --pretrained: bytes of tensors in one file", "1000000000");
-  app.add_option_function<std::string>(
-      "--group", [&options](const std::string& text) { options.group = number_from<int>("--group", text); },
-      help("group", "of what groups of ranks in a mesh saved each: the number of one, from 0", "none", "1"));
+  add_group_flag(app, options.group);
 }
 
 void add_split_flags(CLI::App& app, SplitOptions& options) {
@@ -176,6 +180,7 @@ void add_split_flags(CLI::App& app, SplitOptions& options) {
   add_value(app, "--out", options.out,
             "folder for the checkpoint, which is not there yet [it must be given; e.g. --out step-0]")
       ->required();
+  add_group_flag(app, options.group);
 }
 
 void add_launch_flags(CLI::App& app, LaunchOptions& options) {

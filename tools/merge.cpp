@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string_view>
 #include <vector>
 
@@ -20,7 +21,7 @@ using Path = FileSystem::Path;
 
 /// The folder of a run's newest checkpoint, or what was given.
 Path checkpoint_in(const Path& given, FileSystem& files) {
-  if (files.type(given) == std::filesystem::file_type::regular) return given;
+  if (files.is_file(given)) return given;
   const std::optional<std::int64_t> step = newest_checkpoint(given, files);
   return step ? checkpoint_path(given, *step) : given;
 }
@@ -28,6 +29,13 @@ Path checkpoint_in(const Path& given, FileSystem& files) {
 bool has_optimizer(const Path& checkpoint, FileSystem& files) {
   return files.exists(checkpoint / shard::part_name("optimizer", 0, 1)) ||
          files.exists(checkpoint / shard::part_name("optimizer", 0, 2));
+}
+
+/// ValueError where a group was named, and the ranks saved all tensors together.
+void check_group(const std::optional<int>& group, int groups, const Path& from) {
+  check<ValueError>(!group || groups > 1,
+                    "--group {}: all ranks saved the tensors in '{}' together; leave --group out",
+                    group.value_or(0), shown(from.string(), 300));
 }
 
 std::string report(std::string_view part, const Path& from, const Path& to, std::size_t tensors) {
@@ -56,10 +64,14 @@ std::string merge_pretrained(const MergeOptions& options, const Path& checkpoint
 }  // namespace
 
 std::string merge(const MergeOptions& options, FileSystem& files) {
+  check<ValueError>(options.pretrained || options.config_from.empty(),
+                    "--config-from '{}': one file of tensors has no config.json; give --pretrained too",
+                    shown(options.config_from, 300));
   const Path checkpoint = checkpoint_in(options.checkpoint, files);
   const shard::CheckpointTensorsOptions from{options.part, options.group, files};
-  if (options.pretrained)
-    return merge_pretrained(options, checkpoint, shard::checkpoint_tensors(checkpoint, from), files);
+  const shard::WholeTensors whole = shard::checkpoint_tensors(checkpoint, from);
+  check_group(options.group, whole.groups, checkpoint);
+  if (options.pretrained) return merge_pretrained(options, checkpoint, whole, files);
   const Output out{"--out",
                    options.out.empty() ? options.part + ".safetensors" : options.out,
                    {checkpoint.string()},
@@ -80,10 +92,13 @@ std::string split(const SplitOptions& options, FileSystem& files) {
   if (nn::is_pretrained(from, files)) {
     parts.push_back({"model", {nn::pretrained_tensors(from, files)}});
   } else {
-    parts.push_back({"model", shard::checkpoint_tensors(from, {.files = files})});
-    if (has_optimizer(from, files))
-      parts.push_back({"optimizer", shard::checkpoint_tensors(from, {.part = "optimizer", .files = files})});
+    for (const std::string part : {"model", "optimizer"})
+      if (part == "model" || has_optimizer(from, files))
+        parts.push_back({part, shard::checkpoint_tensors(from, {part, options.group, files})});
   }
+  int groups = 1;
+  for (const shard::NamedTensors& part : parts) groups = std::max(groups, part.whole.groups);
+  check_group(options.group, groups, from);
   shard::split_checkpoint(parts, options.out, options.ranks, files);
   std::string text;
   for (const shard::NamedTensors& part : parts)

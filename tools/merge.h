@@ -27,6 +27,7 @@ struct SplitOptions {
   std::string from;  ///< a folder in Hugging Face's format, a file of whole tensors, or as `checkpoint`
   std::string out;   ///< the checkpoint's folder, which is not there yet
   int ranks = 0;
+  std::optional<int> group{};  ///< whose tensors, where groups of ranks have their own
 };
 
 /// Writes the model, and the optimizer of a checkpoint that has one, as the checkpoint of so many ranks, a

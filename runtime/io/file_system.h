@@ -76,6 +76,12 @@ class SHERD_API FileSystem {
 
   bool exists(const Path& path) { return type(path) != std::filesystem::file_type::not_found; }
   bool is_directory(const Path& path) { return type(path) == std::filesystem::file_type::directory; }
+  /// Whether a file is there that is no folder, also by a link.
+  bool is_file(const Path& path) {
+    const std::filesystem::file_type there = type(path);
+    return there == std::filesystem::file_type::regular ||
+           (there == std::filesystem::file_type::symlink && !exists(path / "."));
+  }
   /// The whole content of a regular file; FileError before anything is read when it has more than `limit`
   /// bytes.
   std::string read(const Path& path, std::uint64_t limit = std::uint64_t{1} << 30);

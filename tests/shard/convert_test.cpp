@@ -341,6 +341,26 @@ TEST_CASE("what does not become a folder or a checkpoint is one line, and nothin
   CHECK_THAT(to_folder(tensors), ContainsSubstring("model.rank-1.safetensors"));
 }
 
+TEST_CASE("a merge into a file of its checkpoint, a part twice and what is not there are refused") {
+  const TempDirectory temp;
+  nn::Linear linear(4, 3);
+  shard::save_checkpoint(linear, temp / "one", Group());
+  shard::split_checkpoint({{"model", shard::checkpoint_tensors(temp / "one")}}, temp / "two", 2);
+  for (const std::string file : {"one/model.safetensors", "two/model.rank-0.safetensors", "two/index.json"})
+    CHECK_THAT(
+        message_of<ValueError>([&] { shard::merge_checkpoint(temp / file.substr(0, 3), temp / file); }),
+        ContainsSubstring(file + "' is a file of the checkpoint that is read; name another"));
+  for (const std::string from : {"one", "two"})
+    CHECK(shard::checkpoint_tensors(temp / from).tensors.size() == 2);
+  const auto tensors = shard::checkpoint_tensors(temp / "one");
+  CHECK_THAT(message_of<ValueError>(
+                 [&] { shard::split_checkpoint({{"model", tensors}, {"model", tensors}}, temp / "new", 2); }),
+             ContainsSubstring("two parts are named 'model'"));
+  for (const std::string from : {"nowhere", "nowhere.safetensors"})
+    CHECK_THAT(message_of<FileError>([&] { shard::load_checkpoint(linear, temp / from, Group()); }),
+               ContainsSubstring(from + "' is not there; give the folder that save_checkpoint wrote"));
+}
+
 TEST_CASE("of what groups of a mesh saved each one group is named, by number") {
   const TempDirectory temp;
   run_ranks(4, [&](World& world) {

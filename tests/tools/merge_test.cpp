@@ -1,10 +1,17 @@
 // `sherd merge` and `sherd split`: what any ranks saved in other forms, and back.
 #include "tools/merge.h"
 
+#include "collectives/world.h"
+#include "nn/layers.h"
+#include "nn/optimizer.h"
 #include "nn/pretrained.h"
 #include "nn/state_file.h"
+#include "runtime/context.h"
+#include "shard/checkpoint.h"
+#include "shard/fully_shard.h"
 #include "shard/saved_state.h"
 #include "tests/catch.h"
+#include "tests/ranks.h"
 #include "tests/tools/command.h"
 #include "tests/tools/small_run.h"
 
@@ -98,6 +105,53 @@ TEST_CASE("a run becomes a folder of Hugging Face's, and that the checkpoint of 
     }
 }
 
+TEST_CASE("what links name is merged and split as what they lead to") {
+  const TempDirectory folder;
+  write_file(folder / "text", small_text());
+  REQUIRE(run(folder, with(trains, {"two", "--ranks", "2"})) == 0);
+  REQUIRE(run(folder, {"merge", "two"}) == 0);
+  std::filesystem::create_symlink("two", folder / "latest");
+  std::filesystem::create_symlink("two/step-2", folder / "newest");
+  std::filesystem::create_symlink("model.safetensors", folder / "file");
+  const std::string whole = posix_file_system().read(folder / "model.safetensors");
+  for (const std::string from : {"latest", "newest", "file"}) {
+    INFO(from);
+    CHECK(run(folder, {"merge", from, "--out", from + ".safetensors"}) == 0);
+    CHECK(posix_file_system().read(folder / (from + ".safetensors")) == whole);
+    CHECK(run(folder, {"split", from, "--ranks", "3", "--out", from + " split"}) == 0);
+    CHECK(run(folder, {"merge", from + " split", "--out", "again"}) == 0);
+    CHECK(posix_file_system().read(folder / "again") == whole);
+  }
+}
+
+TEST_CASE(
+    "of a mesh's checkpoint one group's tensors are merged and split, an optimizer's that all share too") {
+  const TempDirectory folder;
+  run_ranks(4, [&](World& world) {
+    const DeviceMesh mesh = world.mesh({2, 2}, {"model", "shards"});
+    manual_seed(static_cast<std::uint64_t>(mesh.coordinate("model")));
+    nn::Linear slice(4, 3);
+    shard::fully_shard(slice, {.mesh = mesh["shards"]});
+    nn::Sgd sgd(slice.parameters(), {.lr = 0.1});
+    shard::save_checkpoint(slice, sgd, folder / "saved", world.group());
+  });
+  Command unnamed(folder, {"split", "saved", "--ranks", "2", "--out", "new"});
+  CHECK(unnamed.wait() == 1);
+  CHECK_THAT(unnamed.err(), ContainsSubstring("name one group of 0 to 1"));
+  for (const int group : {0, 1}) {
+    const std::string number = std::to_string(group);
+    REQUIRE(run(folder, {"merge", "saved", "--group", number, "--out", "merged"}) == 0);
+    REQUIRE(run(folder, {"split", "saved", "--group", number, "--ranks", "3", "--out", "split" + number}) ==
+            0);
+    REQUIRE(run(folder, {"merge", "split" + number, "--out", "again"}) == 0);
+    manual_seed(static_cast<std::uint64_t>(group));
+    const nn::Linear expected(4, 3);
+    for (const std::string file : {"merged", "again"})
+      CHECK(nn::load_state(folder / file).at("weight").to_vector<float>() ==
+            expected.weight.local().to_vector<float>());
+  }
+}
+
 TEST_CASE("what becomes no folder and no checkpoint is one line, and nothing is written") {
   const TempDirectory folder;
   write_file(folder / "text", small_text());
@@ -114,6 +168,10 @@ TEST_CASE("what becomes no folder and no checkpoint is one line, and nothing is 
       {{"merge", "two", "--pretrained", "--out", "new", "--part", "optimizer"}, "lack 'tok.weight'"},
       {{"merge", "two", "--pretrained", "--out", "new", "--max-shard-size", "0"}, "max_shard_size is 0"},
       {{"merge", "two", "--group", "x"}, "--group"},
+      {{"merge", "two", "--group", "0"}, "--group 0: all ranks saved"},
+      {{"merge", "two", "--pretrained", "--out", "new", "--group", "1"}, "--group 1: all ranks saved"},
+      {{"merge", "two", "--config-from", "two"}, "--pretrained"},
+      {{"split", "two", "--ranks", "2", "--out", "new", "--group", "0"}, "--group 0: all ranks saved"},
       {{"split", "two", "--ranks", "2", "--out", "alone"}, "--out"},
       {{"split", "two", "--ranks", "2", "--out", "two/step-2/new"}, "--out"},
       {{"split", "two", "--ranks", "0", "--out", "new"}, "--ranks"},
