@@ -18,6 +18,8 @@ LinearOptions linear_of(const LlamaOptions& o, bool bias) {
 void check_windows(const LlamaOptions& o) {
   check<ValueError>(!o.sliding_window || *o.sliding_window > 0, "Llama: sliding_window {} must be above 0",
                     o.sliding_window.value_or(0));
+  check<ValueError>(o.sliding_window_pattern >= 0, "Llama: sliding_window_pattern {} is below 0; 0 is none",
+                    o.sliding_window_pattern);
   check<ValueError>(
       o.layer_types.empty() || o.layer_types.size() == static_cast<std::size_t>(o.num_hidden_layers),
       "Llama: layer_types has {} entries for {} layers", o.layer_types.size(), o.num_hidden_layers);
@@ -144,12 +146,14 @@ LlamaOptions llama_options(LlamaFamily family) {
       o = gemma_options();
       o.vocab_size = 256000, o.max_position_embeddings = 8192;
       o.attn_logit_softcapping = 50, o.final_logit_softcapping = 30;
+      o.sliding_window_pattern = 2;
       break;
     case LlamaFamily::gemma3:
       o = gemma_options();
       o.vocab_size = 262208, o.max_position_embeddings = 131072;
       o.query_key_norms = true;
       o.rope_theta = 1e6, o.rope_local_base_freq = 1e4;
+      o.sliding_window_pattern = 6;
       break;
     case LlamaFamily::phi3:
       o.vocab_size = 32064, o.hidden_size = 3072, o.intermediate_size = 8192;
@@ -167,7 +171,9 @@ std::int64_t LlamaOptions::rotary_width() const {
 }
 
 std::optional<std::int64_t> LlamaOptions::window_of(std::int64_t layer) const {
-  if (layer_types.empty()) return sliding_window;
+  if (layer_types.empty())
+    return sliding_window_pattern > 0 && (layer + 1) % sliding_window_pattern == 0 ? std::nullopt
+                                                                                   : sliding_window;
   const auto at = static_cast<std::size_t>(layer);
   check<ValueError>(at < layer_types.size(), "Llama: layer {} of {}, which layer_types names", layer,
                     layer_types.size());
@@ -183,10 +189,14 @@ RotaryOptions LlamaOptions::rotary_of(std::int64_t layer) const {
 }
 
 std::int64_t LlamaOptions::context() const {
-  if (rope_scaling.kind != RotaryKind::dynamic) return max_position_embeddings;
+  const RotaryScaling& s = rope_scaling;
+  const auto trained = static_cast<double>(max_position_embeddings);
   constexpr double most = 1e15;
-  return static_cast<std::int64_t>(
-      std::min(rope_scaling.factor * static_cast<double>(max_position_embeddings), most));
+  double positions = trained;
+  if (s.kind == RotaryKind::linear || s.kind == RotaryKind::dynamic) positions = s.factor * trained;
+  if (s.kind == RotaryKind::yarn || s.kind == RotaryKind::yarn_fractional)
+    positions = std::max(s.factor * s.original, trained);
+  return static_cast<std::int64_t>(std::min(positions, most));
 }
 
 GatedMlp::GatedMlp(std::int64_t width, std::int64_t hidden, LinearOptions options, Gate gate,
@@ -257,7 +267,7 @@ Tensor LlamaAttention::turned(const Tensor& x, std::int64_t first) const {
 /// What the heads take from the values, (B, T, H D).
 Tensor LlamaAttention::mixed(const Tensor& x, KeyValues* cache) const {
   const std::int64_t b = x.size(0), t = x.size(1);
-  const auto split = [&](const Tensor& y) { return reshape(y, {b, t, -1, head_width}); };
+  const auto split = [&](const Tensor& y) { return reshape(y, {b, t, y.size(-1) / head_width, head_width}); };
   Tensor q, k, v;
   if (qkv_proj) {
     const Tensor all = split((*qkv_proj)(x));
@@ -273,7 +283,7 @@ Tensor LlamaAttention::mixed(const Tensor& x, KeyValues* cache) const {
   AttentionOptions options{.causal = true, .scale = scale};
   if (window && k.size(2) > *window) options.mask = near_keys(t, k.size(2), *window, x.device());
   const Tensor y = soft_cap ? capped_attention(q, k, v, options, *soft_cap) : attention(q, k, v, options);
-  return reshape(transpose(y, 1, 2), {b, t, -1});
+  return reshape(transpose(y, 1, 2), {b, t, heads * head_width});
 }
 
 /// Puts keys and values behind those of the cache, and gives all that the new queries may see.
@@ -341,9 +351,12 @@ Llama::Llama(const LlamaOptions& o)
 
 void Llama::check_tokens(const Tensor& tokens, std::int64_t before) const {
   check<ShapeError>(tokens.rank() == 2, "Llama: tokens (B, T), got shape {}", tokens.shape());
-  check<ShapeError>(before + tokens.size(1) <= options.context(),
-                    "Llama: position {} is beyond {}, of max_position_embeddings {}",
-                    before + tokens.size(1) - 1, options.context() - 1, options.max_position_embeddings);
+  check<ShapeError>(
+      before + tokens.size(1) <= options.context(),
+      "Llama: {} positions, the model takes {} (max_position_embeddings {}, scaled by {}); give "
+      "fewer tokens, or scale further (rope_scaling)",
+      before + tokens.size(1), options.context(), options.max_position_embeddings,
+      options.rope_scaling.factor);
 }
 
 Tensor Llama::logits(const Tensor& x) const {

@@ -51,7 +51,7 @@ enum class Reach { all, window };
 /// Sizes and parts of a Llama, named as in Hugging Face's config.json. ValueError for sizes below 1, heads
 /// that do not divide into groups, a head that turns an odd number of features, and parts that do not go
 /// together.
-struct LlamaOptions {
+struct SHERD_API LlamaOptions {
   std::int64_t vocab_size = 256, hidden_size = 128, intermediate_size = 352, num_hidden_layers = 4;
   std::int64_t num_attention_heads = 4;
   std::optional<std::int64_t> num_key_value_heads{};  ///< as many as the others if not given
@@ -76,7 +76,8 @@ struct LlamaOptions {
   std::optional<double> attn_logit_softcapping{};   ///< c tanh(s / c) for scores s, which are then stored
   std::optional<double> final_logit_softcapping{};  ///< the same of logits
   std::optional<std::int64_t> sliding_window{};
-  std::vector<Reach> layer_types{};              ///< by layer; if empty, `window` for all if there is one
+  std::int64_t sliding_window_pattern = 0;  ///< the last of every so many layers has none; 0: all have one
+  std::vector<Reach> layer_types{};         ///< by layer, in place of the pattern
   std::optional<double> rope_local_base_freq{};  ///< rope_theta of layers with a window, which scale nothing
   double partial_rotary_factor = 1;  ///< the share of a head's features, the first ones, that turn
 
@@ -88,8 +89,8 @@ struct LlamaOptions {
   std::optional<std::int64_t> window_of(std::int64_t layer) const;
   /// How positions turn queries and keys of a layer.
   RotaryOptions rotary_of(std::int64_t layer) const;
-  /// Positions that the model takes: max_position_embeddings, or with `dynamic` scaling `factor` times as
-  /// many.
+  /// Positions that the model takes: max_position_embeddings, with `linear` and `dynamic` scaling `factor`
+  /// times as many, with yarn at least `factor` times the scaling's `original`.
   std::int64_t context() const;
 };
 

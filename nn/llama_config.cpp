@@ -73,31 +73,45 @@ void read_rotary(const Config& rope, LlamaOptions& o) {
   if (kind) o.rope_scaling = read_scaling(rope, *kind, o);
 }
 
-/// `rope_parameters`, for Gemma 3 one for each type of layer, or as they were before, `rope_scaling` beside
-/// `rope_theta`.
+/// The same of one object, for Gemma 3 one for each type of layer.
+void read_rotary_object(const Config& rope, LlamaOptions& o) {
+  const bool by_layer = o.family == LlamaFamily::gemma3;
+  const auto full = by_layer ? rope.object("full_attention") : std::nullopt;
+  const auto local = by_layer ? rope.object("sliding_attention") : std::nullopt;
+  if (!full && !local) return read_rotary(rope, o);
+  rope.no_others({"full_attention", "sliding_attention"});
+  if (full) read_rotary(*full, o);
+  if (!local) return;
+  local->choice("rope_type", local->choice("type", {}, plain_rotary), plain_rotary);
+  local->no_others(rotary_keys({}));
+  local->only("partial_rotary_factor", 1.0);
+  o.rope_local_base_freq = local->positive("rope_theta", *o.rope_local_base_freq);
+}
+
+bool are_alike(const LlamaOptions& a, const LlamaOptions& b) {
+  return a.rope_theta == b.rope_theta && a.rope_scaling == b.rope_scaling &&
+         a.partial_rotary_factor == b.partial_rotary_factor &&
+         a.rope_local_base_freq == b.rope_local_base_freq;
+}
+
+/// `rope_parameters`, or as they were before, `rope_scaling` beside `rope_theta`.
 void read_rotary_of(const Config& c, LlamaOptions& o) {
   o.rope_theta = c.positive("rope_theta", o.rope_theta);
   if (o.family == LlamaFamily::gemma3)
     o.rope_local_base_freq = c.positive("rope_local_base_freq", *o.rope_local_base_freq);
   o.partial_rotary_factor = c.positive("partial_rotary_factor", 1);
   if (o.family != LlamaFamily::phi3) c.only("partial_rotary_factor", 1.0);
+  std::optional<LlamaOptions> said;
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const std::optional<Config> rope = c.object(key);
     if (!rope) continue;
-    const auto full = o.family == LlamaFamily::gemma3 ? rope->object("full_attention") : std::nullopt;
-    const auto local = o.family == LlamaFamily::gemma3 ? rope->object("sliding_attention") : std::nullopt;
-    if (!full && !local) {
-      read_rotary(*rope, o);
-      continue;
-    }
-    rope->no_others({"full_attention", "sliding_attention"});
-    if (full) read_rotary(*full, o);
-    if (!local) continue;
-    local->choice("rope_type", local->choice("type", {}, plain_rotary), plain_rotary);
-    local->no_others(rotary_keys({}));
-    local->only("partial_rotary_factor", 1.0);
-    o.rope_local_base_freq = local->positive("rope_theta", *o.rope_local_base_freq);
+    LlamaOptions here = o;
+    read_rotary_object(*rope, here);
+    if (said && !are_alike(*said, here))
+      c.refuse(key, "what rope_scaling beside it says, or none of the two");
+    said = here;
   }
+  if (said) o = *said;
 }
 
 const std::vector<std::pair<std::string_view, Reach>> reaches = {{"full_attention", Reach::all},
@@ -111,6 +125,10 @@ void read_layer_types(const Config& c, LlamaOptions& o, auto&& has_window) {
       o.layer_types.push_back(has_window(i) ? Reach::window : Reach::all);
   const auto layers = static_cast<std::size_t>(o.num_hidden_layers);
   if (o.layer_types.size() != layers) c.refuse("layer_types", fmt::format("{} entries, one a layer", layers));
+}
+
+auto by_pattern(const LlamaOptions& o) {
+  return [every = o.sliding_window_pattern](std::int64_t layer) { return (layer + 1) % every != 0; };
 }
 
 void read_llama(const Config& c, LlamaOptions& o) {
@@ -143,14 +161,14 @@ void read_gemma(const Config& c, LlamaOptions& o) {
 void read_gemma2(const Config& c, LlamaOptions& o) {
   read_gemma(c, o);
   o.attn_logit_softcapping = c.positive_or_none("attn_logit_softcapping", o.attn_logit_softcapping);
-  read_layer_types(c, o, [](std::int64_t layer) { return layer % 2 == 0; });
+  read_layer_types(c, o, by_pattern(o));
 }
 void read_gemma3(const Config& c, LlamaOptions& o) {
   read_gemma(c, o);
   c.refuse_unless_none("attn_logit_softcapping");  // implementations differ in whether it counts
-  const std::int64_t pattern =
-      c.size("sliding_window_pattern", c.size("_sliding_window_pattern", 6, deep), deep);
-  read_layer_types(c, o, [&](std::int64_t layer) { return (layer + 1) % pattern != 0; });
+  o.sliding_window_pattern = c.size("sliding_window_pattern",
+                                    c.size("_sliding_window_pattern", o.sliding_window_pattern, deep), deep);
+  read_layer_types(c, o, by_pattern(o));
 }
 void read_phi3(const Config& c, LlamaOptions& o) {
   read_window(c, o);

@@ -341,6 +341,12 @@ TEST_CASE("families: config.json of older and newer versions says the same") {
       CHECK(o.rotary_of(layer).scaling ==
             (local ? RotaryScaling{} : RotaryScaling{.factor = 8, .kind = RotaryKind::linear}));
     }
+  // Two objects of rotary settings say the same, or none is taken.
+  const json linear = {{"rope_type", "linear"}, {"factor", 2.0}}, plain = {{"rope_type", "default"}};
+  CHECK(read(of("llama", {{"rope_scaling", linear}, {"rope_parameters", linear}})).rope_scaling.factor == 2);
+  CHECK_THAT(message_of<ValueError>(
+                 [&] { read(of("llama", {{"rope_scaling", linear}, {"rope_parameters", plain}})); }),
+             ContainsSubstring("rope_parameters") && ContainsSubstring("what rope_scaling beside it says"));
   // Yarn without a factor of its own for scores has that of the paper.
   const auto yarn = [&](json more) {
     more.update({{"type", "yarn"}, {"factor", 4.0}});
@@ -350,6 +356,62 @@ TEST_CASE("families: config.json of older and newer versions says the same") {
   CHECK(yarn({}).original == 32768);
   CHECK(yarn({{"attention_factor", 0.5}}).amplitude == 0.5);
   CHECK(yarn({{"mscale", 1.0}, {"mscale_all_dim", 1.0}}).amplitude == 1);
+}
+
+TEST_CASE("families: the options of a family are those of a config.json that names nothing else") {
+  const TempDirectory root;
+  for (const auto& [type, family] : std::map<std::string, LlamaFamily>{{"llama", LlamaFamily::llama},
+                                                                       {"mistral", LlamaFamily::mistral},
+                                                                       {"qwen2", LlamaFamily::qwen2},
+                                                                       {"qwen3", LlamaFamily::qwen3},
+                                                                       {"gemma2", LlamaFamily::gemma2},
+                                                                       {"gemma3_text", LlamaFamily::gemma3},
+                                                                       {"phi3", LlamaFamily::phi3}}) {
+    INFO(type);
+    if (posix_file_system().exists(root / "config.json")) posix_file_system().remove(root / "config.json");
+    posix_file_system().create(root / "config.json")->write(json{{"model_type", type}}.dump());
+    const LlamaOptions o = llama_options(family), read = llama_options(root.path());
+    CHECK(o.context() == read.context());
+    REQUIRE(o.num_hidden_layers == read.num_hidden_layers);
+    for (std::int64_t layer = 0; layer < o.num_hidden_layers; ++layer) {
+      CHECK(o.window_of(layer) == read.window_of(layer));
+      CHECK(o.rotary_of(layer).base == read.rotary_of(layer).base);
+    }
+  }
+}
+
+TEST_CASE("families: scaled positions are as many as the scaling was made for") {
+  LlamaOptions o{.vocab_size = 8,
+                 .hidden_size = 8,
+                 .intermediate_size = 8,
+                 .num_hidden_layers = 1,
+                 .num_attention_heads = 2,
+                 .max_position_embeddings = 10};
+  const auto longest = [&](RotaryScaling scaling) {
+    o.rope_scaling = scaling;
+    const Llama model(o);
+    const std::int64_t most = o.context();
+    CHECK(model(zeros({1, most}, {i64})).size(1) == most);
+    CHECK_THAT(message_of<ShapeError>([&] { model(zeros({1, most + 1}, {i64})); }),
+               ContainsSubstring(fmt::format("Llama: {} positions, the model takes {}", most + 1, most)));
+    return most;
+  };
+  CHECK(longest({}) == 10);
+  CHECK(longest({.factor = 8, .original = 5, .kind = RotaryKind::llama3}) == 10);
+  CHECK(longest({.factor = 3, .kind = RotaryKind::linear}) == 30);
+  CHECK(longest({.factor = 2.5, .kind = RotaryKind::dynamic}) == 25);
+  for (const RotaryKind yarn : {RotaryKind::yarn, RotaryKind::yarn_fractional}) {
+    CHECK(longest({.factor = 4, .original = 10, .kind = yarn}) == 40);
+    CHECK(longest({.factor = 2, .original = 4, .kind = yarn}) == 10);
+  }
+}
+
+TEST_CASE("families: a batch without sequences, and sequences without tokens, have such logits") {
+  each_golden([](const Golden& golden) {
+    const Llama model = golden.model();
+    for (const Shape shape : {Shape{0, 4}, Shape{2, 0}, Shape{0, 0}})
+      CHECK(model(zeros(shape, {i64})).shape() == Shape{shape[0], shape[1], model.options.vocab_size});
+  });
 }
 
 TEST_CASE("families: config.json of models as they are published are understood, to the last key") {
