@@ -1,11 +1,12 @@
 #!/bin/bash
 # Public headers beside `using namespace std`, with every warning an error, for the build's compiler and the newest clang
 # that is here; and which public functions of the headers of ops share a name with the library's std.
-#   run.sh SOURCE_ROOT WORK_FOLDER COMPILER...
+# And that the library exports what public classes declare: a program that links it shared calls all of that.
+#   run.sh SOURCE_ROOT WORK_FOLDER LIBRARY COMPILER...
 set -u
 export LC_ALL=C  # messages are read
-source=$1 work=$2
-shift 2
+source=$1 work=$2 library=$3
+shift 3
 mkdir -p "$work"
 passed=0 failed=0 skipped=0
 pass() { echo "passed: $1"; passed=$((passed + 1)); }
@@ -38,7 +39,7 @@ fi
 # docs/from_pytorch.md; whoever adds a function meets it here.
 page=$source/docs/from_pytorch.md
 known=$(sed -n 's/^Names that `std` has too: //p' "$page" | grep -o '`[a-z_]*`' | tr -d '`' | sort)
-functions=$(sed -nE 's/^(SHERD_API|inline) [A-Za-z_:<>]+ ([a-z_0-9]+)\(.*/\2/p' "$source"/runtime/{ops,indexing,losses}.h | sort -u)
+functions=$(sed -nE 's/^(SHERD_API|inline) [A-Za-z_:<>]+ ([a-z_0-9]+)\(.*/\2/p' "$source"/runtime/{ops,indexing,images,order,distances,losses}.h | sort -u)
 {
   grep '^#include' "$source/tests/names/typical.cpp"
   echo 'using namespace std; using namespace sherd;'
@@ -54,6 +55,26 @@ elif [[ $shared != "$known" ]]; then
   miss "names of std" "std has $(echo $shared), and docs/from_pytorch.md lists $(echo $known)"
 else
   pass "names of std"
+fi
+
+# CLASS::MEMBER of functions that the headers declare without a body, and of those that the library keeps to itself.
+declared() {
+  (cd "$source" && sed -n 's/^#include "\(.*\)"/\1/p' sherd.h | xargs awk '
+    /^(struct|class) .*\{$/ { name = $0; sub(/ (final )?(: .*)?\{$/, "", name); n = split(name, words, " "); inside = words[n]; next }
+    /^};/ { inside = "" }
+    inside != "" && /^  [^ \/].*\(.*;$/ && !/= (default|delete|0);$/ && !/[{}]/ && !/~/ {
+      sub(/\(.*/, ""); n = split($0, words, /[ *&]/); print inside "::" words[n]
+    }')
+}
+kept() { sed -nE '/\)::/d; s/^[0-9a-f]+ t sherd::(nn::|shard::)?([A-Z][A-Za-z]*::[a-z_0-9]+)\(.*\)( const)?$/\2/p'; }
+if [[ $library == none ]]; then
+  skip "exports" "the library is built static alone, and exports all"
+elif (($(declared | wc -l) < 300)); then
+  miss "exports" "only $(declared | wc -l) functions were found in the headers"
+elif hidden=$(comm -12 <(declared | sort -u) <(nm -C --defined-only "$library" | kept | sort -u)) && [[ $hidden ]]; then
+  miss "exports" "public headers declare $(echo $hidden), and the library hides them; SHERD_API on the class or the function"
+else
+  pass "exports"
 fi
 
 echo "sherd-tests: $passed passed, $failed failed, $skipped skipped"
