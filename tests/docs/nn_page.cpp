@@ -12,6 +12,7 @@ namespace {
 /// In the order of the page.
 constexpr std::string_view headers[] = {"layers",
                                         "activations",
+                                        "image_layers",
                                         "recurrent",
                                         "multihead_attention",
                                         "sync_batch_norm",

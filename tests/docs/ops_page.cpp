@@ -139,7 +139,8 @@ const std::string& comment_of(const std::map<std::string, std::string>& meaning,
 
 /// Headers with public functions, in the order of the page; those of ops.h have titles of their own.
 constexpr std::pair<const char*, const char*> headers[] = {
-    {"runtime/ops.h", ""}, {"runtime/indexing.h", "indexing"}, {"runtime/losses.h", "losses"}};
+    {"runtime/ops.h", ""},        {"runtime/indexing.h", "indexing"},   {"runtime/images.h", "images"},
+    {"runtime/order.h", "order"}, {"runtime/distances.h", "distances"}, {"runtime/losses.h", "losses"}};
 
 std::vector<Section> public_functions(const fs::path& root) {
   std::vector<Section> all;
@@ -191,7 +192,7 @@ std::set<std::string> kernels_in_sources(const fs::path& root, const std::string
       types.insert(match[1]);
     }
   }
-  types.erase("Where");        // elementwise
+  types.erase("Where");                                                        // elementwise
   for (const char* made : {"FusedRegion", "FusedProduct"}) types.erase(made);  // in no list: passes make them
   return types;
 }

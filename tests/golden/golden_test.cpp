@@ -399,6 +399,9 @@ TEST_CASE("statistics, order and sums of products agree with PyTorch") {
 }
 TEST_CASE("pooling, convolutions and attention with options agree with PyTorch") { check_networks(); }
 TEST_CASE("transposed convolutions, scaled images and oblong windows agree with PyTorch") { check_images(); }
+TEST_CASE("windows, places, order and distances agree with PyTorch") {
+  check_area("compositions", compositions_runs());
+}
 TEST_CASE("losses agree with PyTorch") { check_area("losses", losses_runs()); }
 
 TEST_CASE("cuda: every op agrees with PyTorch") {
@@ -417,6 +420,7 @@ TEST_CASE("cuda: every op agrees with PyTorch") {
   check_area("indexing", indexing_runs());
   check_area("statistics", statistics_runs());
   check_area("losses", losses_runs());
+  check_area("compositions", compositions_runs());
   check_networks();
   check_images();
 }

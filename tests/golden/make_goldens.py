@@ -1135,6 +1135,145 @@ def make_statistics():
     return area
 
 
+# ---- functions made of other ops -------------------------------------------------------------------------------------
+
+
+def make_windows(area):
+    options = {"plain": {}, "strided": {"stride": [2, 1]}, "padded": {"padding": [1, 2]}, "dilated": {"dilation": [2, 1]},
+               "all": {"stride": [1, 2], "padding": [2, 1], "dilation": [1, 2]}, "alike": {"stride": [2, 2], "padding": [1, 1]}}
+    for (tag, more), kernel, dtype in itertools.product(options.items(), ([2, 2], [1, 3]), (f32, bf16)):
+        name = join("unfold", tag, shape_name(kernel), NAMES[dtype])
+        x = Draw(name).normal(2, 3, 6, 5, dtype=dtype)
+        area.case(name, "unfold", lambda x: F.unfold(x, kernel, **more), [x], {"kernel": kernel} | more)
+        columns = F.unfold(x.float(), kernel, **more)
+        name = join("fold", tag, shape_name(kernel), NAMES[dtype])
+        area.case(name, "fold", lambda x: F.fold(x, (6, 5), kernel, **more), [Draw(name).normal(*columns.shape, dtype=dtype)],
+                  {"size": [6, 5], "kernel": kernel} | more)
+    area.case("unfold.one image", "unfold", lambda x: F.unfold(x, 2), [Draw("unfold.one image").normal(3, 4, 4)], {"kernel": [2, 2]})
+    area.case("fold.one image", "fold", lambda x: F.fold(x, (4, 4), 2), [Draw("fold.one image").normal(12, 9)],
+              {"size": [4, 4], "kernel": [2, 2]})
+    for factor, dtype in itertools.product((1, 2, 3), FLOATS + (i64,)):
+        for shape in ((2, 2 * factor * factor, 2, 3), (factor * factor, 1, 2), (1, 2, factor * factor, 2, 2)):
+            name = join("pixel_shuffle", factor, shape_name(shape), NAMES[dtype])
+            area.case(name, "pixel_shuffle", lambda x: F.pixel_shuffle(x, factor), [Draw(name).any(*shape, dtype=dtype)],
+                      {"factor": factor}, tolerance=0)
+            back = shape[:-3] + (2, shape[-2] * factor, shape[-1] * factor)
+            name = join("pixel_unshuffle", factor, shape_name(back), NAMES[dtype])
+            area.case(name, "pixel_unshuffle", lambda x: F.pixel_unshuffle(x, factor), [Draw(name).any(*back, dtype=dtype)],
+                      {"factor": factor}, tolerance=0)
+
+
+def make_places(area):
+    for corners, dtype in itertools.product((False, True), (f32, f64)):
+        for size in ((3, 4), (1, 5), (1, 1)):
+            name = join("affine_grid", shape_name(size), corners, NAMES[dtype])
+            area.case(name, "affine_grid", lambda x: F.affine_grid(x, (2, 1, *size), align_corners=corners),
+                      [Draw(name).normal(2, 2, 3, dtype=dtype)], {"size": size, "align_corners": corners})
+        for mode, outside in itertools.product(("bilinear", "nearest"), ("zeros", "border", "reflection")):
+            name = join("grid_sample", mode, outside, corners, NAMES[dtype])
+            draw = Draw(name)
+            area.case(name, "grid_sample",
+                      lambda x, grid: F.grid_sample(x, grid if mode == "bilinear" else grid.detach(), mode, outside, corners),
+                      [draw.normal(2, 3, 4, 5, dtype=dtype), draw.uniform(2, 3, 4, 2, dtype=dtype, low=-2.5, high=2.5)],
+                      {"mode": mode, "padding_mode": outside, "align_corners": corners})
+    for order, lengths in itertools.product(("ij", "xy"), ((3, 2), (3,), (2, 3, 2), (3, 0))):
+        name = join("meshgrid", order, shape_name(lengths))
+        draw = Draw(name)
+        area.case(name, "meshgrid", lambda *x: torch.meshgrid(*x, indexing=order), [draw.normal(n) for n in lengths],
+                  {"indexing": order}, tolerance=0)
+    for shape, dtype in itertools.product(((2, 3, 5), (2, 2, 3, 4)), (f32, f64, bf16)):
+        for affine in (False, True):
+            name = join("instance_norm", shape_name(shape), affine, NAMES[dtype])
+            draw = Draw(name)
+            more = [draw.normal(shape[1], dtype=dtype) for _ in range(2)] if affine else []
+            area.case(name, "instance_norm", lambda x, *w: F.instance_norm(x, None, None, *w), [draw.normal(*shape, dtype=dtype)] + more)
+
+
+def make_order(area):
+    for dtype in FLOATS + INTS:
+        for shape in ((12,), (3, 5), (), (0,)):
+            name = join(shape_name(shape), NAMES[dtype])
+            x = Draw("unique." + name).integers(*shape, high=6).to(dtype)
+            for op, run in {"unique": torch.unique, "unique_consecutive": torch.unique_consecutive}.items():
+                area.case(join(op, name), op, lambda x: run(x, return_inverse=True, return_counts=True), [x], grad=False, tolerance=0)
+    for dtype in INTS:
+        x = Draw("bincount").integers(9, high=5).to(dtype)
+        area.case(join("bincount", NAMES[dtype]), "bincount", torch.bincount, [x], {"minimum": 0}, tolerance=0)
+        area.case(join("bincount.minimum", NAMES[dtype]), "bincount", lambda x: torch.bincount(x, minlength=9), [x], {"minimum": 9}, tolerance=0)
+    area.case("bincount.nothing", "bincount", lambda x: torch.bincount(x, minlength=2), [torch.zeros(0, dtype=i64)], {"minimum": 2}, tolerance=0)
+    for dtype in WIDE:
+        draw = Draw(join("bincount.weights", NAMES[dtype]))
+        area.case(join("bincount.weights", NAMES[dtype]), "bincount", torch.bincount,
+                  [draw.integers(9, high=5), draw.normal(9, dtype=dtype)], {"minimum": 0}, grad=False)
+    for right, dtype in itertools.product((False, True), (f32, f64, i64, i32)):
+        for tag, sorted_shape, shape in (("line", (7,), (3, 4)), ("lines", (2, 6), (2, 5)), ("one", (1,), (4,)), ("none", (0,), (2,)),
+                                         ("of nothing", (3,), (0,))):
+            name = join("searchsorted", tag, "right" if right else "left", NAMES[dtype])
+            draw = Draw(name)
+            line = draw.integers(*sorted_shape, high=9).sort(-1).values.to(dtype)
+            area.case(name, "searchsorted", lambda a, b: torch.searchsorted(a, b, right=right), [line, draw.integers(*shape, high=9).to(dtype)],
+                      {"right": right}, grad=False, tolerance=0)
+    for dtype in FLOATS + INTS:
+        for dim, keepdim, shape in ((0, False, (3, 4)), (1, True, (3, 4)), (-2, False, (2, 5, 3))):
+            name = join("median", shape_name(shape), dim, NAMES[dtype])
+            size = math.prod(shape)
+            x = torch.randperm(size, generator=Draw(name).generator).reshape(shape).to(dtype)  # no ties
+            area.case(name, "median", lambda x: tuple(torch.median(x, dim, keepdim)), [x], {"dim": dim, "keepdim": keepdim})
+    area.case("median.edges", "median", lambda x: tuple(torch.median(x, 1)),
+              [torch.tensor([[1.0, nan, 2.0], [inf, 0.0, -inf], [-0.5, inf, inf]])], {"dim": 1, "keepdim": False})
+    for between, q in itertools.product(("linear", "lower", "higher", "midpoint", "nearest"), (0.0, 0.3, 0.5, 0.81, 1.0)):
+        for dim, keepdim, shape in ((0, False, (4, 3)), (-1, True, (3, 4)), (None, False, (2, 3)), (None, True, (2, 3))):
+            name = join("quantile", between, q, dim, keepdim)
+            area.case(name, "quantile", lambda x: torch.quantile(x, q, dim, keepdim, interpolation=between),
+                      [Draw(name).normal(*shape)], {"q": [q], "interpolation": between, "keepdim": keepdim}
+                      | ({} if dim is None else {"dim": dim}))
+    for dtype in WIDE:
+        name = join("quantile.several", NAMES[dtype])
+        qs = [0.25, 0.5, 0.99]
+        area.case(name, "quantile", lambda x: torch.quantile(x, torch.tensor(qs, dtype=f64), 1), [Draw(name).normal(3, 7, 2, dtype=dtype)],
+                  {"q": qs, "interpolation": "linear", "keepdim": False, "dim": 1, "several": True})
+    area.case("quantile.edges", "quantile", lambda x: torch.quantile(x, 0.5, 1), [torch.tensor([[1.0, nan], [inf, 0.0], [inf, inf]])],
+              {"q": [0.5], "interpolation": "linear", "keepdim": False, "dim": 1})
+
+
+def make_distances(area):
+    for dtype in FLOATS:
+        for tag, a, b, dim in (("plain", (3, 4), (3, 4), 1), ("broadcast", (3, 1, 4), (2, 4), -1), ("first", (4, 3), (4, 3), 0)):
+            name = join("cosine_similarity", tag, NAMES[dtype])
+            draw = Draw(name)
+            area.case(name, "cosine_similarity", lambda a, b: F.cosine_similarity(a, b, dim), [draw.normal(*a, dtype=dtype), draw.normal(*b, dtype=dtype)],
+                      {"dim": dim})
+        for p, keepdim in itertools.product((1, 2, 3), (False, True)):
+            name = join("pairwise_distance", p, keepdim, NAMES[dtype])
+            draw = Draw(name)
+            area.case(name, "pairwise_distance", lambda a, b: F.pairwise_distance(a, b, p, keepdim=keepdim),
+                      [draw.normal(3, 4, dtype=dtype), draw.normal(3, 4, dtype=dtype)], {"p": p, "keepdim": keepdim})
+    area.case("cosine_similarity.zero", "cosine_similarity", lambda a, b: F.cosine_similarity(a, b),
+              [torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([[3.0, 4.0], [2.0, 4.0]])], {"dim": 1}, grad=False)
+    for p, dtype in itertools.product((0, 1, 2, 3, 0.5, inf), WIDE):
+        for a, b in (((3, 4), (5, 4)), ((2, 3, 4), (2, 2, 4)), ((2, 1, 3, 2), (3, 2, 2)), ((0, 4), (2, 4))):
+            name = join("cdist", p, shape_name(a, b), NAMES[dtype])
+            draw = Draw(name)
+            area.case(name, "cdist", lambda a, b: torch.cdist(a, b, p), [draw.normal(*a, dtype=dtype), draw.normal(*b, dtype=dtype)],
+                      {"p": p if math.isfinite(p) else str(p)}, grad=p != 0 and 0 not in a)
+    for dtype in WIDE:
+        name = join("cdist.many", NAMES[dtype])
+        draw = Draw(name)
+        area.case(name, "cdist", lambda a, b: torch.cdist(a, b), [draw.normal(30, 3, dtype=dtype), draw.normal(2, 3, dtype=dtype)], {"p": 2},
+                  tolerance=4)  # by products: |a|^2 + |b|^2 - 2 a b loses digits
+    same = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    area.case("cdist.equal rows", "cdist", lambda a, b: torch.cdist(a, b), [same, same.clone()], {"p": 2})
+
+
+def make_compositions():
+    area = Area()
+    make_windows(area)
+    make_places(area)
+    make_order(area)
+    make_distances(area)
+    return area
+
+
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 
@@ -1672,7 +1811,7 @@ def make_gpt_weights():
 
 AREAS = {"elementwise": make_elementwise, "views": make_views, "reduce": make_reduce, "linalg": make_linalg, "nn": make_nn, "layers": make_layers_area,
          "indexing": make_indexing, "statistics": make_statistics, "losses": make_losses, "networks": make_networks,
-         "images": make_images,
+         "images": make_images, "compositions": make_compositions,
          "optim": make_optim, "gpt": make_gpt, "gpt_weights": make_gpt_weights}
 
 

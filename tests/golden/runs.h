@@ -50,5 +50,6 @@ Runs statistics_runs();
 Runs losses_runs();
 Runs networks_runs();
 Runs images_runs();
+Runs compositions_runs();
 
 }  // namespace sherd::test
