@@ -58,6 +58,13 @@ void TakeSlice::run(Inputs in, Outputs out) const {
 }
 Tensors TakeSlice::grad(const GradArgs& args) const { return {gather_values(group, args.gy[0], options())}; }
 
+Specs AllToAll::infer(SpecSpan in) const {
+  check_sliceable(name, in[0], group);
+  return {in[0]};
+}
+void AllToAll::run(Inputs in, Outputs out) const { group.all_to_all(out[0], contiguous(in[0]), options()); }
+Tensors AllToAll::grad(const GradArgs& args) const { return {apply(*this, args.gy[0])}; }
+
 void SumPartials::run(Inputs in, Outputs out) const {
   group.call({.kind = CollectiveKind::all_reduce,
               .inputs = {contiguous(in[0])},
@@ -107,6 +114,9 @@ Tensor scatter_sums(const Group& group, const Tensor& partial, CallOptions optio
 }
 Tensor take_slice(const Group& group, const Tensor& replica, CallOptions options) {
   return among<ops::TakeSlice>(group, replica, options);
+}
+Tensor all_to_all(const Group& group, const Tensor& slices, CallOptions options) {
+  return among<ops::AllToAll>(group, slices, options);
 }
 
 }  // namespace sherd

@@ -38,4 +38,8 @@ SHERD_API Tensor scatter_sums(const Group& group, const Tensor& partial, CallOpt
 /// Replica to shard: a copy of this rank's slice, no call. Gradient: `gather_values`.
 SHERD_API Tensor take_slice(const Group& group, const Tensor& replica, CallOptions options = {});
 
+/// Shard to shard: slice r of this rank's goes to rank r, and slice p of the result is rank p's for this
+/// rank. Gradient: the same call. Of unlike numbers of rows: `exchange_rows` (collectives/rows.h).
+SHERD_API Tensor all_to_all(const Group& group, const Tensor& slices, CallOptions options = {});
+
 }  // namespace sherd

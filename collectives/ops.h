@@ -60,6 +60,14 @@ struct TakeSlice : AmongRanks {
   bool operator==(const TakeSlice&) const = default;
 };
 
+struct AllToAll : AmongRanks {
+  static constexpr std::string_view name = "all_to_all";
+  Specs infer(SpecSpan in) const;
+  void run(Inputs in, Outputs out) const;
+  Tensors grad(const GradArgs& args) const;
+  bool operator==(const AllToAll&) const = default;
+};
+
 struct SumPartials : AmongRanks {
   static constexpr std::string_view name = "sum_partials";
   Specs infer(SpecSpan in) const { return {in[0]}; }

@@ -193,6 +193,7 @@ const std::vector<Case> cases = {
     {"gather_params", gather_params, false, false}, {"gather_values", gather_values, true, false},
     {"sum_partials", sum_partials, true, false},    {"enter_parallel", enter_parallel, false, true},
     {"scatter_sums", scatter_sums, false, false},   {"take_slice", take_slice, false, true},
+    {"all_to_all", all_to_all, false, false},
 };
 
 Tensor start_of(const Case& c, int rank, int size) {
@@ -403,9 +404,9 @@ TEST_CASE("placed tensors that cannot be") {
       expect(text.find(part) != std::string::npos, "'{}' lacks '{}'", text, part);
     };
     const Tensor scalar = Tensor::scalar(1), odd = zeros({3, 2});
-    for (Placed op : {gather_params, gather_values, scatter_sums, take_slice})
+    for (Placed op : {gather_params, gather_values, scatter_sums, take_slice, all_to_all})
       expect_text(message_of<ShapeError>([&] { op(group, scalar, {}); }), "0-d tensor has no dimension 0");
-    for (Placed op : {scatter_sums, take_slice})
+    for (Placed op : {scatter_sums, take_slice, all_to_all})
       expect_text(message_of<ShapeError>([&] { op(group, odd, {}); }),
                   "dimension 0 of shape (3, 2) does not divide into 2 equal slices");
     expect_text(message_of<DTypeError>([&] { sum_partials(group, zeros({2}, {DType::boolean})); }), "bool");

@@ -444,6 +444,43 @@ def sharded(dtype, say):
         on_ranks(2, sharded_go_on, dtype, say, folder)
 
 
+class Expert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class Mixture(nn.Module):
+    """All of it on one rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.out = nn.Linear(8, 4), nn.Linear(8, 4)
+        self.own = nn.ModuleList(Expert() for _ in range(4))
+
+    def forward(self, x):
+        best = self.gate(x).softmax(1).max(1)
+        done = torch.stack([expert(x) for expert in self.own], 1)
+        y = done[torch.arange(len(x)), best.indices]
+        return self.out(x + y * best.values[:, None])
+
+
+def experts(dtype, say):
+    model = begin(Generator(0, dtype), Mixture())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(20):
+        x, y = labelled(100 + step, 32, 8, dtype)
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 5 == 4:
+            say(f"loss.{step}", loss.detach())
+
+
 def mixed_rank(dtype, say, skipped):
     """In f64 every recipe computes in that, and f16 leaves out the steps `skipped`; else in dtypes of its own."""
     full = dtype == f64
@@ -537,7 +574,7 @@ def write(example):
     (HERE / f"{example.__name__}.txt").write_text("\n".join(text) + "\n")
 
 
-EXAMPLES = [convnet, llama, vae, gan, gradient_penalty, own_parts, sharded, mixed_precision, data]
+EXAMPLES = [convnet, llama, vae, gan, gradient_penalty, own_parts, sharded, experts, mixed_precision, data]
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
