@@ -1,5 +1,5 @@
-// The encoder-decoder Transformer (Vaswani et al., 2017): post-norm, ReLU, with PyTorch's names and layout,
-// so that a state dict of torch.nn.Transformer loads.
+// The encoder-decoder Transformer (Vaswani et al., 2017) with PyTorch's names and layout, so that a state
+// dict of torch.nn.Transformer loads.
 #pragma once
 
 #include "nn/multihead_attention.h"
@@ -13,10 +13,44 @@ struct TransformerOptions {
   double dropout = 0.1;
   double eps = 1e-5;
   bool batch_first = false;  ///< (B, T, width) instead of (T, B, width)
+  bool norm_first = false;   ///< what a part takes is normalised, not its sum (Xiong et al., 2020)
+  Activation activation = Activation::relu;  ///< between the linear layers
 };
 
-/// Self-attention, then two linear layers with a ReLU in between; the result of each part, with dropout, is
-/// added to its input, and the sum normalised. src (S, B, width) to the same shape.
+/// What a decoder does not look at: `tgt` in its self-attention, `memory` in the encoder's output.
+struct DecoderMasks {
+  AttentionMasks tgt{}, memory{};
+};
+/// What a Transformer does not look at, by PyTorch's names `src_mask`, `src_key_padding_mask` and so on: in
+/// the encoder's self-attention, the decoder's, and its attention to the encoder's output. A padding of the
+/// source is asked for in both `src` and `memory`.
+struct TransformerMasks {
+  AttentionMasks src{}, tgt{}, memory{};
+};
+/// The masks that are there, for observers of modules.
+template <class F>
+void tensors_in(DecoderMasks& masks, F&& visit) {
+  tensors_in(masks.tgt, visit);
+  tensors_in(masks.memory, visit);
+}
+template <class F>
+void tensors_in(TransformerMasks& masks, F&& visit) {
+  for (AttentionMasks* part : {&masks.src, &masks.tgt, &masks.memory}) tensors_in(*part, visit);
+}
+/// The rest of them, for compiled modules.
+template <class F>
+void values_in(const DecoderMasks& masks, F&& visit) {
+  values_in(masks.tgt, visit);
+  values_in(masks.memory, visit);
+}
+template <class F>
+void values_in(const TransformerMasks& masks, F&& visit) {
+  for (const AttentionMasks* part : {&masks.src, &masks.tgt, &masks.memory}) values_in(*part, visit);
+}
+
+/// Self-attention, then two linear layers with an activation in between; the result of each part, with
+/// dropout, is added to its input, and the sum normalised; with `norm_first` the part's input is. src (S, B,
+/// width) to the same shape. Masks as for `MultiheadAttention`.
 struct SHERD_API TransformerEncoderLayer final : Layer<TransformerEncoderLayer> {
   MultiheadAttention self_attn;
   Linear linear1;
@@ -24,9 +58,19 @@ struct SHERD_API TransformerEncoderLayer final : Layer<TransformerEncoderLayer> 
   Linear linear2;
   LayerNorm norm1, norm2;
   Dropout dropout1, dropout2;
+  bool norm_first;
+  Activation activation;
 
   explicit TransformerEncoderLayer(const TransformerOptions& options);
-  Tensor forward(const Tensor& src, Causal causal = Causal::no) const;
+  Tensor forward(const Tensor& src, Causal causal = Causal::no) const {
+    return forward(src, AttentionMasks{causal});
+  }
+  Tensor forward(const Tensor& src, const AttentionMasks& masks) const;
+  using Layer::operator();
+  /// With masks in braces: `layer(src, {.key_padding_mask = m})`.
+  Tensor operator()(const Tensor& src, const AttentionMasks& masks) const {
+    return Layer::operator()(src, masks);
+  }
   void visit(auto&& on) {
     on("self_attn", self_attn);
     on("linear1", linear1);
@@ -37,6 +81,10 @@ struct SHERD_API TransformerEncoderLayer final : Layer<TransformerEncoderLayer> 
     on("dropout1", dropout1);
     on("dropout2", dropout2);
   }
+
+ private:
+  Tensor attended(const Tensor& x, const AttentionMasks& masks) const;
+  Tensor fed_forward(const Tensor& x) const;
 };
 
 /// Self-attention over tgt (T, B, width), attention to the encoder's output `memory` (S, B, width), then two
@@ -48,9 +96,19 @@ struct SHERD_API TransformerDecoderLayer final : Layer<TransformerDecoderLayer> 
   Linear linear2;
   LayerNorm norm1, norm2, norm3;
   Dropout dropout1, dropout2, dropout3;
+  bool norm_first;
+  Activation activation;
 
   explicit TransformerDecoderLayer(const TransformerOptions& options);
-  Tensor forward(const Tensor& tgt, const Tensor& memory, Causal causal = Causal::no) const;
+  Tensor forward(const Tensor& tgt, const Tensor& memory, Causal causal = Causal::no) const {
+    return forward(tgt, memory, DecoderMasks{.tgt = {causal}});
+  }
+  Tensor forward(const Tensor& tgt, const Tensor& memory, const DecoderMasks& masks) const;
+  using Layer::operator();
+  /// With masks in braces: `layer(tgt, memory, {.memory = {.key_padding_mask = m}})`.
+  Tensor operator()(const Tensor& tgt, const Tensor& memory, const DecoderMasks& masks) const {
+    return Layer::operator()(tgt, memory, masks);
+  }
   void visit(auto&& on) {
     on("self_attn", self_attn);
     on("multihead_attn", multihead_attn);
@@ -64,6 +122,11 @@ struct SHERD_API TransformerDecoderLayer final : Layer<TransformerDecoderLayer> 
     on("dropout2", dropout2);
     on("dropout3", dropout3);
   }
+
+ private:
+  Tensor attended(const Tensor& x, const AttentionMasks& masks) const;
+  Tensor remembered(const Tensor& x, const Tensor& memory, const AttentionMasks& masks) const;
+  Tensor fed_forward(const Tensor& x) const;
 };
 
 /// Encoder layers, clones of one at first, then a LayerNorm.
@@ -72,7 +135,15 @@ struct SHERD_API TransformerEncoder final : Layer<TransformerEncoder> {
   LayerNorm norm;
 
   explicit TransformerEncoder(const TransformerOptions& options);
-  Tensor forward(Tensor src, Causal causal = Causal::no) const;
+  Tensor forward(const Tensor& src, Causal causal = Causal::no) const {
+    return forward(src, AttentionMasks{causal});
+  }
+  /// Each layer with the same masks.
+  Tensor forward(Tensor src, const AttentionMasks& masks) const;
+  using Layer::operator();
+  Tensor operator()(const Tensor& src, const AttentionMasks& masks) const {
+    return Layer::operator()(src, masks);
+  }
   void visit(auto&& on) {
     on("layers", layers);
     on("norm", norm);
@@ -85,7 +156,15 @@ struct SHERD_API TransformerDecoder final : Layer<TransformerDecoder> {
   LayerNorm norm;
 
   explicit TransformerDecoder(const TransformerOptions& options);
-  Tensor forward(Tensor tgt, const Tensor& memory, Causal causal = Causal::no) const;
+  Tensor forward(const Tensor& tgt, const Tensor& memory, Causal causal = Causal::no) const {
+    return forward(tgt, memory, DecoderMasks{.tgt = {causal}});
+  }
+  /// Each layer with the same masks.
+  Tensor forward(Tensor tgt, const Tensor& memory, const DecoderMasks& masks) const;
+  using Layer::operator();
+  Tensor operator()(const Tensor& tgt, const Tensor& memory, const DecoderMasks& masks) const {
+    return Layer::operator()(tgt, memory, masks);
+  }
   void visit(auto&& on) {
     on("layers", layers);
     on("norm", norm);
@@ -100,7 +179,15 @@ struct SHERD_API Transformer final : Layer<Transformer> {
 
   explicit Transformer(const TransformerOptions& options = {});
   /// `causal` masks the self-attention over tgt only.
-  Tensor forward(const Tensor& src, const Tensor& tgt, Causal causal = Causal::no) const;
+  Tensor forward(const Tensor& src, const Tensor& tgt, Causal causal = Causal::no) const {
+    return forward(src, tgt, TransformerMasks{.tgt = {causal}});
+  }
+  Tensor forward(const Tensor& src, const Tensor& tgt, const TransformerMasks& masks) const;
+  using Layer::operator();
+  /// With masks in braces: `model(src, tgt, {.tgt = {.causal = Causal::yes}})`.
+  Tensor operator()(const Tensor& src, const Tensor& tgt, const TransformerMasks& masks) const {
+    return Layer::operator()(src, tgt, masks);
+  }
   void visit(auto&& on) {
     on("encoder", encoder);
     on("decoder", decoder);

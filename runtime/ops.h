@@ -589,8 +589,8 @@ struct AttentionOptions {
   Tensor mask{};
 };
 /// softmax(q k^T scale) v for q (B, H, Tq, D), k and v (B, H, Tk, D), any strides; never stores Tq x Tk, but
-/// with a mask on a CPU, or for the gradient of one, it does. k and v may have fewer heads, which groups of
-/// q's then share (Ainslie et al., 2023).
+/// for the gradient of a mask. Blocks of keys that a mask hides from neighbouring queries are passed over. k
+/// and v may have fewer heads, which groups of q's then share (Ainslie et al., 2023).
 SHERD_API Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options = {});
 /// The same on a packed projection (B, T, 3 * heads * D) of q, k and v, as nanoGPT and GPT-2 lay it out;
 /// gives (B, T, heads * D).

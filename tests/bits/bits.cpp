@@ -193,9 +193,7 @@ const std::set<std::string>& products() {
                                            "linear_fp8_grad",
                                            "conv2d",
                                            "conv2d_grad_input",
-                                           "conv2d_grad_weight",
-                                           "masked_attention",
-                                           "masked_attention_grad"};  // the last two by products, but on GPUs
+                                           "conv2d_grad_weight"};
   return names;
 }
 

@@ -1809,9 +1809,60 @@ def make_gpt_weights():
     return area
 
 
+# ---- masks of the Transformer ----------------------------------------------------------------------------------------
+
+# What each of PyTorch's masks is, in every combination: none, bools that hide, added floats, bools for each head, or the
+# triangle with `tgt_is_causal`.
+MASKS = {"src_mask": (None, "bool"), "tgt_mask": (None, "float", "causal"), "memory_mask": (None, "heads"),
+         "src_key_padding_mask": (None, "bool"), "tgt_key_padding_mask": (None, "bool"),
+         "memory_key_padding_mask": (None, "float")}
+
+
+def draw_masks(draw, heads, batch, src, tgt):
+    sizes = {"src_mask": (src, src), "tgt_mask": (tgt, tgt), "memory_mask": (batch * heads, tgt, src),
+             "src_key_padding_mask": (batch, src), "tgt_key_padding_mask": (batch, tgt), "memory_key_padding_mask": (batch, src)}
+    masks = {}
+    for name, shape in sizes.items():
+        masks[name] = draw.normal(*shape) if "float" in MASKS[name] else draw.bits(*shape)
+        if masks[name].dtype == boolean:
+            masks[name][..., 0] = False  # no query is left without a key, where PyTorch has NaN
+    return masks
+
+
+def make_masks():
+    """A Transformer of one layer each way, batch first, in f32: results and gradients of all combinations of its masks in
+    one tensor each, and of each parameter's gradient the sum of its products with the parameter."""
+    area = Area()
+    for norm_first, activation in itertools.product((False, True), ("relu", "gelu")):
+        name = join("Transformer", "norm first" if norm_first else "norm last", activation)
+        torch.manual_seed(zlib.crc32(name.encode()))
+        draw = Draw(name)
+        model = shake(nn.Transformer(4, 2, 1, 1, 5, dropout=0.0, activation=activation, batch_first=True,
+                                     norm_first=norm_first))
+        params = dict(model.named_parameters())
+        src, tgt, gy = draw.normal(2, 5, 4), draw.normal(2, 3, 4), draw.normal(2, 3, 4)
+        masks = draw_masks(draw, 2, 2, 5, 3)
+        tensors = {"src": src, "tgt": tgt, "gy": gy} | masks | {f"param{i}": p.detach().clone() for i, p in enumerate(params.values())}
+        model.double()
+        outs = []
+        for kinds in itertools.product(*MASKS.values()):
+            given = {mask: masks[mask].double() if kind == "float" else causal_mask(3) if kind == "causal" else masks[mask]
+                     for mask, kind in zip(MASKS, kinds) if kind}
+            leaves = [src.double().requires_grad_(), tgt.double().requires_grad_()]
+            y = model(*leaves, **given, tgt_is_causal="causal" in kinds)
+            grads = torch.autograd.grad(y, leaves + list(params.values()), gy.double())
+            sums = torch.stack([(g * p).sum() for g, p in zip(grads[2:], params.values())])
+            outs.append([y.detach(), *grads[:2], sums.detach()])
+        tensors |= {key: torch.stack(parts).float() for key, parts in zip(("out", "gsrc", "gtgt", "sums"), zip(*outs))}
+        options = {"width": 4, "heads": 2, "feedforward": 5, "norm_first": norm_first, "activation": activation}
+        area.note(name, "nn.Transformer", {"options": options, "params": list(params), "masks": [
+            dict(zip(MASKS, kinds)) for kinds in itertools.product(*MASKS.values())]}, tensors)
+    return area
+
+
 AREAS = {"elementwise": make_elementwise, "views": make_views, "reduce": make_reduce, "linalg": make_linalg, "nn": make_nn, "layers": make_layers_area,
          "indexing": make_indexing, "statistics": make_statistics, "losses": make_losses, "networks": make_networks,
-         "images": make_images, "compositions": make_compositions,
+         "images": make_images, "compositions": make_compositions, "masks": make_masks,
          "optim": make_optim, "gpt": make_gpt, "gpt_weights": make_gpt_weights}
 
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "runtime/ops.h"
 #include "tests/catch.h"
 #include "tests/golden/golden.h"
 
@@ -90,6 +91,63 @@ void check_transformer(const GoldenCase& golden) {
       [](const auto& model, const Call& c) { return model(c.x[0], c.x[1], c.causal); });
 }
 
+nn::Transformer masked_transformer(const GoldenCase& golden, bool batch_first) {
+  const json& o = golden.args.at("options");
+  nn::Transformer model({.width = o.at("width"),
+                         .heads = o.at("heads"),
+                         .encoder_layers = 1,
+                         .decoder_layers = 1,
+                         .feedforward = o.at("feedforward"),
+                         .dropout = 0,
+                         .batch_first = batch_first,
+                         .norm_first = o.at("norm_first"),
+                         .activation = o.at("activation") == "gelu" ? Activation::gelu : Activation::relu});
+  nn::StateDict state;
+  for (const json& name : golden.args.at("params"))
+    state.emplace_back(name, golden.find("param" + std::to_string(state.size())));
+  model.load_state_dict(state);
+  return model;
+}
+
+/// The masks of a combination, by PyTorch's names.
+nn::TransformerMasks masks_of(const GoldenCase& golden, const json& kinds) {
+  nn::TransformerMasks masks;
+  const auto find = [&](const std::string& name) {
+    return kinds[name].is_null() ? Tensor() : golden.find(name);
+  };
+  for (const auto& [part, name] :
+       {std::pair{&masks.src, "src"}, {&masks.tgt, "tgt"}, {&masks.memory, "memory"}}) {
+    part->attn_mask = find(std::string(name) + "_mask");
+    part->key_padding_mask = find(std::string(name) + "_key_padding_mask");
+  }
+  if (kinds["tgt_mask"] == "causal") masks.tgt = {nn::Causal::yes, {}, masks.tgt.key_padding_mask};
+  return masks;
+}
+
+void check_masks(const GoldenCase& golden, bool batch_first) {
+  nn::Transformer model = masked_transformer(golden, batch_first);
+  const auto turned = [&](const Tensor& x) { return batch_first ? x : transpose(x, 0, 1); };
+  for (std::size_t i = 0; i < golden.args.at("masks").size(); ++i) {
+    const json& kinds = golden.args["masks"][i];
+    INFO(kinds.dump());
+    const auto expected = [&](const char* key) {
+      return select(golden.find(key), 0, static_cast<std::int64_t>(i));
+    };
+    const Tensor src = clone(golden.find("src")).requires_grad_(),
+                 tgt = clone(golden.find("tgt")).requires_grad_();
+    model.zero_grad();
+    const Tensor y = turned(model(turned(src), turned(tgt), masks_of(golden, kinds)));
+    y.backward(golden.find("gy"));
+    std::vector<Tensor> sums;
+    for (const auto& p : model.named_parameters())
+      sums.push_back(sum(mul(p.parameter.grad(), p.parameter.data())));
+    CHECK(difference(y.detach(), expected("out"), 4, Scale::largest) == "");
+    CHECK(difference(src.grad(), expected("gsrc"), 4, Scale::largest) == "");
+    CHECK(difference(tgt.grad(), expected("gtgt"), 4, Scale::largest) == "");
+    CHECK(difference(stack(sums), expected("sums"), 4, Scale::largest) == "");
+  }
+}
+
 const std::map<std::string, void (*)(const GoldenCase&)> checks{
     {"nn.MultiheadAttention", check_attention},
     {"nn.TransformerEncoderLayer", check_encoder_layer},
@@ -108,6 +166,19 @@ TEST_CASE("layers of several tensors with PyTorch's parameters agree with PyTorc
     layers.insert(golden.op);
   }
   CHECK(layers.size() == checks.size());
+}
+
+TEST_CASE(
+    "the Transformer with every combination of masks agrees with PyTorch, norms first or last, GELU or "
+    "ReLU") {
+  std::size_t cases = 0;
+  for (const GoldenCase& golden : load_goldens("masks"))
+    for (const bool batch_first : {true, false}) {
+      INFO(golden.name << " " << batch_first);
+      check_masks(golden, batch_first);
+      ++cases;
+    }
+  CHECK(cases == 2 * 4);
 }
 
 }  // namespace sherd::test

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "autograd/autograd.h"
+#include "nn/compile.h"
 #include "nn/optimizer.h"
 #include "tests/runtime/harness.h"
 
@@ -215,6 +216,85 @@ TEST_CASE("transformer: a clone and a loaded state answer alike; every parameter
   CHECK(same_bits(copy(src, tgt).detach(), y));
 }
 
+TEST_CASE(
+    "transformer: with norms first a layer that adds nothing gives its input, and gradients are right") {
+  for (const Activation activation : {Activation::relu, Activation::gelu})
+    for (const bool batch_first : {false, true}) {
+      TransformerOptions options{.width = 4,
+                                 .heads = 2,
+                                 .encoder_layers = 1,
+                                 .decoder_layers = 1,
+                                 .feedforward = 3,
+                                 .dropout = 0,
+                                 .batch_first = batch_first,
+                                 .norm_first = true,
+                                 .activation = activation};
+      Transformer model = make(options);
+      model.to(f64);
+      const std::vector<Tensor> in = {numbers({3, 2, 4}, f64, 1),
+                                      numbers(batch_first ? Shape{3, 4, 4} : Shape{4, 2, 4}, f64, 2)};
+      const Tensor padding = Tensor::from<bool>({0, 0, 0, 1, 0, 0}, batch_first ? Shape{3, 2} : Shape{2, 3});
+      const auto call = [&](std::span<const Tensor> x) {
+        return model(x[0], x[1],
+                     {.src = {.key_padding_mask = padding},
+                      .tgt = {Causal::yes},
+                      .memory = {.key_padding_mask = padding}});
+      };
+      CHECK(gradient_error(call, in) < 1e-6);
+    }
+  Transformer model =
+      make({.width = 16, .encoder_layers = 1, .decoder_layers = 1, .feedforward = 8, .norm_first = true});
+  TransformerEncoderLayer& layer = model.encoder.layers[0];
+  layer.dropout1.p = layer.dropout2.p = 1;
+  CHECK(same_bits(layer(src).detach(), src));
+  TransformerDecoderLayer& other = model.decoder.layers[0];
+  other.dropout1.p = other.dropout2.p = other.dropout3.p = 1;
+  CHECK(same_bits(other(tgt, src).detach(), tgt));
+}
+
+TEST_CASE("transformer: what is padded changes nothing, in each stack and each layer") {
+  for (const bool norm_first : {false, true}) {
+    TransformerOptions options = small;
+    options.norm_first = norm_first;
+    options.dropout = 0;
+    Transformer model = make(options);
+    // The last two of six source positions are padding.
+    const Tensor padding = expand(greater_equal(arange(0, 6), 4), {2, 6});
+    Tensor other = clone(src);
+    fill_(narrow(other, 0, 4, 2), 3);
+    const AttentionMasks hides{.key_padding_mask = padding};
+    const TransformerMasks masks{.src = hides, .memory = hides};
+    CHECK(same_bits(model(src, tgt, masks).detach(), model(other, tgt, masks).detach()));
+    CHECK_FALSE(same_bits(model(src, tgt, masks).detach(), model(src, tgt).detach()));
+    CHECK(distance(model(src, tgt, masks), model(narrow(src, 0, 0, 4), tgt)) < 1e-5);
+    const Tensor seen = narrow(model.encoder(src, hides), 0, 0, 4).detach();
+    CHECK(distance(seen, model.encoder(narrow(src, 0, 0, 4))) < 1e-5);
+    CHECK(distance(model.decoder(tgt, src, {.memory = hides}), model.decoder(tgt, narrow(src, 0, 0, 4))) <
+          1e-5);
+    // A mask of pairs is the causal one.
+    const AttentionMasks later{.attn_mask = triu(ones({6, 6}, {boolean}), 1)};
+    CHECK(distance(model.encoder.layers[0](src, later), model.encoder.layers[0](src, Causal::yes)) < 1e-5);
+  }
+}
+
+TEST_CASE("transformer: a compiled model follows its masks") {
+  for (const bool norm_first : {false, true}) {
+    TransformerOptions options = small;
+    options.norm_first = norm_first;
+    options.dropout = 0;
+    options.activation = Activation::gelu;
+    Transformer plain = make(options), compiled = plain.clone();
+    nn::compile(compiled);
+    const Tensor padding = expand(greater_equal(arange(0, 6), 4), {2, 6});
+    const AttentionMasks none, hides{.key_padding_mask = padding}, causal{Causal::yes};
+    for (const auto& masks :
+         {TransformerMasks{}, TransformerMasks{hides, none, hides}, TransformerMasks{none, causal, none},
+          TransformerMasks{none, none, hides}, TransformerMasks{hides, none, none}})
+      for (int again = 0; again < 2; ++again)
+        CHECK(same_bits(compiled(src, tgt, masks).detach(), plain(src, tgt, masks).detach()));
+  }
+}
+
 TEST_CASE("transformer: what does not fit is refused in one line") {
   CHECK(one_line_about(message_of<ValueError>([] { Transformer({.width = 10}); }), "MultiheadAttention"));
   CHECK(one_line_about(message_of<ValueError>([] { Transformer({.encoder_layers = -1}); }), "Transformer"));
@@ -223,4 +303,8 @@ TEST_CASE("transformer: what does not fit is refused in one line") {
   CHECK(one_line_about(message_of<ShapeError>([&] { model(numbers({6, 2, 8}, f32), tgt); }),
                        "MultiheadAttention"));
   CHECK(one_line_about(message_of<ShapeError>([&] { model(numbers({6, 3, 16}, f32), tgt); }), "attention"));
+  const AttentionMasks wide{.key_padding_mask = zeros({2, 7}, {boolean})};
+  for (const TransformerMasks& masks : {TransformerMasks{.src = wide}, {.tgt = wide}, {.memory = wide}})
+    CHECK(one_line_about(message_of<ShapeError>([&] { model(src, tgt, masks); }),
+                         "MultiheadAttention: key_padding_mask"));
 }

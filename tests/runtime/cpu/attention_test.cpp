@@ -26,7 +26,11 @@ std::vector<float> numbers(std::int64_t count, std::uint64_t seed) {
 struct Case {
   std::int64_t queries, keys, width;
   cpu::Attention a;
-  std::vector<float> q, k, v, o, go, lse, gq, gk, gv;
+  std::vector<float> q, k, v, o, go, lse, largest, gq, gk, gv;
+  /// Of (batch, head, query, key) where there is a mask: whether a query sees a key, and what is added.
+  std::vector<std::uint8_t> seen;
+  std::vector<float> added;
+  double added_shift = 0;  // which all that is added has
   std::int64_t row() const { return heads * width; }
 
   Case(std::int64_t tq, std::int64_t tk, std::int64_t d, bool causal, double dropout)
@@ -60,15 +64,37 @@ struct Case {
     Context::current().set_threads(threads);
     const float nan = std::numeric_limits<float>::quiet_NaN();
     o.assign(q.size(), nan), lse.assign(batch * heads * queries, nan);
+    largest.assign(lse.size(), nan);
+    a.mask = {.seen = added.empty() && !seen.empty() ? seen.data() : nullptr,
+              .added = added.empty() ? nullptr : added.data(),
+              .batch = heads * queries * keys,
+              .head = queries * keys,
+              .row = keys};
+    float* const top = added.empty() ? nullptr : largest.data();
     gq.assign(q.size(), nan), gk.assign(k.size(), nan), gv.assign(v.size(), nan);
-    cpu::attention(a, view<float>(o, queries), lse.data());
+    cpu::attention(a, view<float>(o, queries), {lse.data(), top});
     cpu::attention_backward(a, {.o = view<const float>(o, queries),
                                 .go = view<const float>(go, queries),
-                                .logsumexp = lse.data(),
+                                .rows = {lse.data(), top},
                                 .gq = view<float>(gq, queries),
                                 .gk = view<float>(gk, keys),
                                 .gv = view<float>(gv, keys)});
   }
+  /// Hides with `shows(b, h, i, j)`, by bools or by -inf added to what `shift` gives.
+  template <class F>
+  void hide(const F& shows, bool by_adding, float shift = 0) {
+    seen.clear(), added.clear();
+    added_shift = shift;
+    for (int b = 0; b < batch; ++b)
+      for (int h = 0; h < heads; ++h)
+        for (std::int64_t i = 0; i < queries; ++i)
+          for (std::int64_t j = 0; j < keys; ++j) seen.push_back(shows(b, h, i, j));
+    if (!by_adding) return;
+    for (std::size_t i = 0; i < seen.size(); ++i)
+      added.push_back(seen[i] ? shift + static_cast<float>(i % 5) / 4
+                              : -std::numeric_limits<float>::infinity());
+  }
+  bool shown(std::size_t score) const { return seen.empty() || seen[score]; }
   std::size_t at(std::int64_t rows, int b, int h, std::int64_t i, std::int64_t d) const {
     return static_cast<std::size_t>((b * rows + i) * row() + h * width + d);
   }
@@ -90,14 +116,19 @@ struct Case {
               a.causal ? std::max<std::int64_t>(0, std::min(keys, i + keys - queries + 1)) : keys;
           std::vector<double> p(seen), gp(seen);
           double total = 0, delta = 0;
+          const std::size_t scores = static_cast<std::size_t>(((b * heads + h) * queries + i) * keys);
           for (std::int64_t j = 0; j < seen; ++j) {
+            if (!shown(scores + j)) continue;
             double s = 0;
             for (std::int64_t d = 0; d < width; ++d)
               s += double(q[at(queries, b, h, i, d)]) * k[at(keys, b, h, j, d)];
+            if (!added.empty()) s += (added[scores + j] - added_shift) / a.scale;
             total += p[j] = std::exp(s * a.scale);
           }
-          if (seen) worst = std::max(worst, std::abs(std::log(total) - lse[(b * heads + h) * queries + i]));
+          if (seen && added.empty() && total > 0)
+            worst = std::max(worst, std::abs(std::log(total) - lse[(b * heads + h) * queries + i]));
           for (std::int64_t j = 0; j < seen; ++j) {
+            if (!shown(scores + j)) continue;
             p[j] /= total;
             for (std::int64_t d = 0; d < width; ++d) {
               const double g = go[at(queries, b, h, i, d)];
@@ -108,6 +139,7 @@ struct Case {
             delta += p[j] * gp[j];
           }
           for (std::int64_t j = 0; j < seen; ++j) {
+            if (!shown(scores + j)) continue;
             const double gs = p[j] * (gp[j] - delta) * a.scale;
             for (std::int64_t d = 0; d < width; ++d) {
               wgq[at(queries, b, h, i, d)] += gs * k[at(keys, b, h, j, d)];
@@ -154,6 +186,81 @@ TEST_CASE("attention and its gradients equal the formulas, for any lengths, widt
         CHECK(c.error() < 3e-5);
       }
     }
+  }
+}
+
+namespace {
+
+/// Masks by name: whether query i of a head sees key j.
+struct Shows {
+  const char* name;
+  bool (*key)(int b, int h, std::int64_t i, std::int64_t j);
+};
+constexpr Shows kinds[] = {
+    {"padding", [](int b, int, std::int64_t, std::int64_t j) { return j < 20 + 30 * b; }},
+    {"padding in front", [](int b, int, std::int64_t, std::int64_t j) { return j >= 5 + 40 * b; }},
+    {"band", [](int, int, std::int64_t i, std::int64_t j) { return std::abs(i - j) < 7; }},
+    {"documents", [](int, int, std::int64_t i, std::int64_t j) { return i / 30 == j / 30; }},
+    {"first and last",
+     [](int, int h, std::int64_t i, std::int64_t j) { return j < 2 || j > 90 + h || j == i; }},
+    {"scattered",
+     [](int b, int h, std::int64_t i, std::int64_t j) { return (i * 7 + j * 5 + b + h) % 3 == 0; }},
+    {"rows without keys", [](int, int, std::int64_t i, std::int64_t j) { return i % 5 != 2 && j % 2 == 0; }},
+    {"nothing", [](int, int, std::int64_t, std::int64_t) { return false; }},
+};
+
+}  // namespace
+
+TEST_CASE("attention with masks and its gradients equal the formulas, whichever runs of keys are left",
+          "[one thread]") {
+  for (const Shows& kind : kinds)
+    for (bool by_adding : {false, true})
+      for (bool causal : {false, true})
+        for (double dropout : {0.0, 0.3})
+          for (auto [tq, tk, d] :
+               {std::array{1, 1, 1}, {9, 33, 16}, {40, 130, 20}, {130, 130, 32}, {70, 40, 8}}) {
+            Case c(tq, tk, d, causal, dropout);
+            c.hide(kind.key, by_adding, tq == 9 ? -100.f : 0.f);
+            c.run(2);
+            INFO(kind.name << (by_adding ? " added" : "") << ", queries " << tq << " keys " << tk << " width "
+                           << d << " causal " << causal << " dropout " << dropout);
+            CHECK(c.error() < 3e-5);
+          }
+}
+
+TEST_CASE("attention does not read blocks of keys that a mask hides from neighbouring queries") {
+  for (bool by_adding : {false, true}) {
+    Case c(16, 200, 16, false, 0.2);
+    // Keys 64 to 159 are nobody's.
+    c.hide([](int, int, std::int64_t, std::int64_t j) { return j < 60 || j >= 160; }, by_adding);
+    c.run(1);
+    const Case before = c;
+    for (int b = 0; b < batch; ++b)
+      for (std::int64_t j = 64; j < 160; ++j)
+        for (std::int64_t i = 0; i < c.row(); ++i)
+          c.k[(b * c.keys + j) * c.row() + i] = c.v[(b * c.keys + j) * c.row() + i] =
+              std::numeric_limits<float>::quiet_NaN();
+    c.run(2);
+    CHECK((same(before.o, c.o) && same(before.lse, c.lse) && same(before.gq, c.gq) && same(before.gk, c.gk) &&
+           same(before.gv, c.gv)));
+  }
+}
+
+TEST_CASE("attention: weights of scores to which huge numbers are added sum to one, forward and backward") {
+  for (const float shift : {-1e9f, -3e38f, 1e9f}) {
+    Case c(20, 50, 16, false, 0);
+    c.hide([](int, int, std::int64_t, std::int64_t) { return true; }, true, shift);
+    c.v.assign(c.v.size(), 1);
+    c.run(1);
+    for (float x : c.o) CHECK(std::abs(x - 1) < 1e-5);
+    // The gradients of all values together are those of the results.
+    for (int b = 0; b < batch; ++b)
+      for (std::int64_t d = 0; d < c.row(); ++d) {
+        double sum = 0;
+        for (std::int64_t j = 0; j < c.keys; ++j) sum += c.gv[(b * c.keys + j) * c.row() + d];
+        for (std::int64_t i = 0; i < c.queries; ++i) sum -= c.go[(b * c.queries + i) * c.row() + d];
+        CHECK(std::abs(sum) < 1e-4);
+      }
   }
 }
 
