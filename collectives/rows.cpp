@@ -19,7 +19,7 @@ Tensor filled_up(const Tensor& rows, const std::vector<std::int64_t>& counts, st
   std::vector<Tensor> parts;
   std::int64_t at = 0;
   for (const std::int64_t count : counts) {
-    if (count > 0) parts.push_back(narrow(rows, 0, at, count));
+    parts.push_back(narrow(rows, 0, at, count));  // none too: its backward takes part in the call
     if (count < each) {
       Shape missing = rows.shape();
       missing[0] = each - count;

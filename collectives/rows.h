@@ -32,8 +32,9 @@ SHERD_API RowRoute route_rows(const Group& group, std::span<const std::int64_t> 
 
 /// The rows (dimension 0) of all ranks for this one, rank by rank, each rank's in its order: of `rows`
 /// (rows_sent, ...) the first sent[0] go to rank 0, the next to rank 1. The other dimensions are alike on all
-/// ranks. Gradient: the way back. One call that moves `most` rows between any two ranks, those of fewer
-/// filled up: balanced numbers cost no more than they have. ShapeError for another number of rows.
+/// ranks. Gradient: the way back, also of a rank that sends none: rows require gradients on all ranks or on
+/// none. One call that moves `most` rows between any two ranks, those of fewer filled up: balanced numbers
+/// cost no more than they have. ShapeError for another number of rows.
 SHERD_API Tensor exchange_rows(const RowRoute& route, const Tensor& rows, const CallOptions& options = {});
 
 }  // namespace sherd

@@ -29,27 +29,28 @@ SHERD_API Tensor unfold(const Tensor& x, PerAxis kernel, const WindowOptions& op
 SHERD_API Tensor fold(const Tensor& x, PerAxis size, PerAxis kernel, const WindowOptions& options = {});
 
 /// Whether -1 and 1 are the centres of the outermost pixels, or their outer edges.
-enum class Corners { edges, centres };
+enum class GridCorners { edges, centres };
 /// Places (N, H, W, 2) in an image, x before y, of affine maps `theta` (N, 2, 3): theta (x, y, 1) for the
 /// pixels of an image of `size`, whose coordinates go from -1 to 1.
-SHERD_API Tensor affine_grid(const Tensor& theta, PerAxis size, Corners corners = Corners::edges);
+SHERD_API Tensor affine_grid(const Tensor& theta, PerAxis size, GridCorners corners = GridCorners::edges);
 
 /// What stands outside of an image: zeros, its nearest pixel, or its mirror image.
-enum class Outside { zeros, border, reflection };
+enum class GridPadding { zeros, border, reflection };
 struct GridSampleOptions {
   Interpolation mode = Interpolation::bilinear;
-  Outside outside = Outside::zeros;
-  Corners corners = Corners::edges;
+  GridPadding outside = GridPadding::zeros;
+  GridCorners corners = GridCorners::edges;
 };
 /// Images (N, C, H, W) at places `grid` (N, h, w, 2), x before y, of -1 to 1 across each image: (N, C, h, w)
 /// (Jaderberg et al., 2015). Both have gradients, nearest pixels only the images.
 SHERD_API Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions& options = {});
 
 /// Which of two axes the first tensor runs along: ij the first, xy the second.
-enum class GridOrder { ij, xy };
+enum class MeshIndexing { ij, xy };
 /// For 0-d or 1-D tensors of lengths n, m, ...: each along an axis of its own, as views of shape (n, m, ...).
-SHERD_API std::vector<Tensor> meshgrid(std::span<const Tensor> along, GridOrder order = GridOrder::ij);
-inline std::vector<Tensor> meshgrid(std::initializer_list<Tensor> along, GridOrder order = GridOrder::ij) {
+SHERD_API std::vector<Tensor> meshgrid(std::span<const Tensor> along, MeshIndexing order = MeshIndexing::ij);
+inline std::vector<Tensor> meshgrid(std::initializer_list<Tensor> along,
+                                    MeshIndexing order = MeshIndexing::ij) {
   return meshgrid(std::span(along.begin(), along.size()), order);
 }
 

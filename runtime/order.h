@@ -25,12 +25,12 @@ SHERD_API Unique unique_consecutive(const Tensor& x);
 SHERD_API Tensor bincount(const Tensor& x, const Tensor& weights = {}, std::int64_t minimum = 0);
 
 /// Of equal elements whether the place is before the first or behind the last.
-enum class Side { left, right };
+enum class SearchSide { left, right };
 /// Where values (..., m) would stand in `sorted` (..., n), ascending along the last axis; or values of any
 /// shape in a 1-D `sorted`. i64 from 0 to n; NaN counts as the largest. Both have one dtype.
-SHERD_API Tensor searchsorted(const Tensor& sorted, const Tensor& values, Side side = Side::left);
+SHERD_API Tensor searchsorted(const Tensor& sorted, const Tensor& values, SearchSide side = SearchSide::left);
 /// The same with the arguments in the other order, for bins by their `boundaries`.
-inline Tensor bucketize(const Tensor& values, const Tensor& boundaries, Side side = Side::left) {
+inline Tensor bucketize(const Tensor& values, const Tensor& boundaries, SearchSide side = SearchSide::left) {
   return searchsorted(boundaries, values, side);
 }
 
@@ -41,13 +41,15 @@ SHERD_API Picked median(const Tensor& x, std::int64_t axis, Keep keep = Keep::dr
 SHERD_API Tensor median(const Tensor& x);
 
 /// What is taken where a quantile lies between two elements.
-enum class Between { linear, lower, higher, midpoint, nearest };
+enum class QuantileInterpolation { linear, lower, higher, midpoint, nearest };
 /// Element q (n - 1) of the n sorted values along `axis`, or of all elements, in x's dtype (floating); NaN
 /// where one of them is. ValueError for a q outside [0, 1].
 SHERD_API Tensor quantile(const Tensor& x, double q, std::optional<std::int64_t> axis = {},
-                          Keep keep = Keep::drop, Between between = Between::linear);
+                          Keep keep = Keep::drop,
+                          QuantileInterpolation interpolation = QuantileInterpolation::linear);
 /// Several, in front of the other axes.
 SHERD_API Tensor quantile(const Tensor& x, std::span<const double> q, std::optional<std::int64_t> axis = {},
-                          Keep keep = Keep::drop, Between between = Between::linear);
+                          Keep keep = Keep::drop,
+                          QuantileInterpolation interpolation = QuantileInterpolation::linear);
 
 }  // namespace sherd

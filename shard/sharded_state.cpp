@@ -201,14 +201,15 @@ namespace {
 
 void load(nn::Module* model, nn::Optimizer& optimizer, const ShardedStateDict& state, const Group& ranks) {
   const NoGrad guard;
-  StagedOptimizer staged;
+  std::function<void()> commit;
   constexpr std::string_view call = "load_sharded_optimizer_state";
   const NameGroups groups(call, [&] { return held_in_state(optimizer, model); }, ranks);
   in_two_passes(call, state, ranks, {groups, parameter_of_state}, [&](const StateSource& source) {
-    staged = staged_optimizer_state(optimizer, source, model);
+    StagedOptimizer staged = staged_optimizer_state(optimizer, source, model);
     check_none_left("optimizer", staged.unknown, StagedOptimizer::what);
+    commit = optimizer.stage_state_dict(std::move(staged.part));
   });
-  optimizer.load_state_dict(std::move(staged.part));
+  commit();
 }
 
 }  // namespace

@@ -163,24 +163,24 @@ void check_places(std::string_view call, const Tensor& x, bool fits, std::string
 }
 
 /// -1 to 1 across `count` pixels.
-Tensor steps(std::int64_t count, Corners corners, const TensorOptions& options) {
-  if (corners == Corners::centres)
+Tensor steps(std::int64_t count, GridCorners corners, const TensorOptions& options) {
+  if (corners == GridCorners::centres)
     return count > 1 ? linspace(-1, 1, count, options) : zeros({count}, options);
   const double half = 1 - 1 / static_cast<double>(std::max<std::int64_t>(count, 1));
   return linspace(-half, half, count, options);
 }
 
 /// Coordinates of -1 to 1 as pixels of an axis that has `size`.
-Tensor in_pixels(const Tensor& x, std::int64_t size, Corners corners) {
+Tensor in_pixels(const Tensor& x, std::int64_t size, GridCorners corners) {
   const auto n = static_cast<double>(size);
-  if (corners == Corners::centres) return mul(add(x, 1), (n - 1) / 2);
+  if (corners == GridCorners::centres) return mul(add(x, 1), (n - 1) / 2);
   return div(sub(mul(add(x, 1), n), 1), 2);
 }
 
 /// Mirrored at the centres, or the edges, of the outermost pixels, as often as it takes.
-Tensor mirrored(const Tensor& x, std::int64_t size, Corners corners) {
-  const double low = corners == Corners::centres ? 0 : -0.5;
-  const double span = static_cast<double>(size) - (corners == Corners::centres ? 1 : 0);
+Tensor mirrored(const Tensor& x, std::int64_t size, GridCorners corners) {
+  const double low = corners == GridCorners::centres ? 0 : -0.5;
+  const double span = static_cast<double>(size) - (corners == GridCorners::centres ? 1 : 0);
   if (span <= 0) return mul(x, 0);
   const Tensor away = abs(sub(x, low));
   const Tensor turns = floor(div(away, span).detach());
@@ -190,8 +190,8 @@ Tensor mirrored(const Tensor& x, std::int64_t size, Corners corners) {
 }
 
 Tensor inside(const Tensor& x, std::int64_t size, const GridSampleOptions& o) {
-  if (o.outside == Outside::zeros) return x;
-  const Tensor turned = o.outside == Outside::reflection ? mirrored(x, size, o.corners) : x;
+  if (o.outside == GridPadding::zeros) return x;
+  const Tensor turned = o.outside == GridPadding::reflection ? mirrored(x, size, o.corners) : x;
   return clamp(turned, 0, static_cast<double>(size - 1));
 }
 
@@ -242,7 +242,7 @@ Tensor sampled(const Tensor& x, const Tensor& grid, const GridSampleOptions& o) 
 
 }  // namespace
 
-Tensor affine_grid(const Tensor& theta, PerAxis size, Corners corners) {
+Tensor affine_grid(const Tensor& theta, PerAxis size, GridCorners corners) {
   detail::check_given("affine_grid", theta);
   check_places("affine_grid", theta, theta.rank() == 3 && theta.size(1) == 2 && theta.size(2) == 3,
                "(N, 2, 3)");
@@ -268,7 +268,7 @@ Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions&
                                   [&](Inputs in) { return sampled(in[0], in[1], options); });
 }
 
-std::vector<Tensor> meshgrid(std::span<const Tensor> along, GridOrder order) {
+std::vector<Tensor> meshgrid(std::span<const Tensor> along, MeshIndexing order) {
   detail::check_given("meshgrid", along);
   check<ValueError>(!along.empty(), "meshgrid: no tensors; give one for each axis");
   std::vector<Tensor> lines(along.begin(), along.end());
@@ -279,7 +279,7 @@ std::vector<Tensor> meshgrid(std::span<const Tensor> along, GridOrder order) {
     shape.push_back(line.numel());
   }
   const auto axis_of = [&](std::size_t i) {
-    return order == GridOrder::xy && i < 2 && lines.size() > 1 ? 1 - i : i;
+    return order == MeshIndexing::xy && i < 2 && lines.size() > 1 ? 1 - i : i;
   };
   Shape turned = shape;
   for (std::size_t i = 0; i < lines.size(); ++i)

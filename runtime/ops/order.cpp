@@ -74,7 +74,7 @@ Tensor bincount(const Tensor& x, const Tensor& weights, std::int64_t minimum) {
   return scatter_add(zeros({count}, {each.dtype(), x.device()}), 0, numbers, each);
 }
 
-Tensor searchsorted(const Tensor& sorted, const Tensor& values, Side side) {
+Tensor searchsorted(const Tensor& sorted, const Tensor& values, SearchSide side) {
   detail::check_given("searchsorted", sorted, values);
   const bool one_line = sorted.rank() == 1;
   bool fits = sorted.rank() >= 1 && (one_line || values.rank() == sorted.rank());
@@ -101,10 +101,10 @@ Tensor searchsorted(const Tensor& sorted, const Tensor& values, Side side) {
   for (int rounds = std::bit_width(static_cast<std::uint64_t>(n)); rounds > 0; --rounds) {
     const Tensor middle = floor_divide(add(low, high), 2), open = less(low, high);
     const Tensor here = element(minimum(middle, n - 1));
-    Tensor behind = side == Side::left ? less(here, values) : less_equal(here, values);
+    Tensor behind = side == SearchSide::left ? less(here, values) : less_equal(here, values);
     if (not_a_number.defined()) {  // which stands behind all numbers
       const Tensor behind_numbers =
-          side == Side::left ? logical_and(not_a_number, logical_not(isnan(here))) : not_a_number;
+          side == SearchSide::left ? logical_and(not_a_number, logical_not(isnan(here))) : not_a_number;
       behind = logical_or(behind, behind_numbers);
     }
     const Tensor up = logical_and(open, behind);
@@ -139,23 +139,23 @@ Tensor median(const Tensor& x) {
 
 namespace {
 
-/// Element `at` of lines that are sorted along the last axis, where it lies between two as `between` says.
-Tensor element_at(const Tensor& sorted, double at, Between between) {
+/// Element `at` of lines that are sorted along the last axis, where it lies between two by `interpolation`.
+Tensor element_at(const Tensor& sorted, double at, QuantileInterpolation interpolation) {
   const auto one = [&](double place) { return select(sorted, -1, static_cast<std::int64_t>(place)); };
   const double low = std::floor(at), high = std::ceil(at);
-  switch (between) {
-    case Between::lower:
+  switch (interpolation) {
+    case QuantileInterpolation::lower:
       return one(low);
-    case Between::higher:
+    case QuantileInterpolation::higher:
       return one(high);
-    case Between::nearest:
+    case QuantileInterpolation::nearest:
       return one(std::nearbyint(at));
-    case Between::linear:
-    case Between::midpoint:
+    case QuantileInterpolation::linear:
+    case QuantileInterpolation::midpoint:
       break;
   }
   if (low == high) return one(low);
-  const double share = between == Between::midpoint ? 0.5 : at - low;
+  const double share = interpolation == QuantileInterpolation::midpoint ? 0.5 : at - low;
   const Tensor a = one(low), b = one(high);
   return share < 0.5 ? add(a, mul(sub(b, a), share)) : sub(b, mul(sub(b, a), 1 - share));
 }
@@ -163,7 +163,7 @@ Tensor element_at(const Tensor& sorted, double at, Between between) {
 }  // namespace
 
 Tensor quantile(const Tensor& x, std::span<const double> q, std::optional<std::int64_t> axis, Keep keep,
-                Between between) {
+                QuantileInterpolation interpolation) {
   detail::check_given("quantile", x);
   check<DTypeError>(is_floating(x.dtype()), "quantile: takes floating dtypes, got {}; cast the input first",
                     name_of(x.dtype()));
@@ -181,7 +181,7 @@ Tensor quantile(const Tensor& x, std::span<const double> q, std::optional<std::i
   std::vector<Tensor> found;
   for (const double one : q) {
     const Tensor value = where(none, std::numeric_limits<double>::quiet_NaN(),
-                               element_at(sorted, one * static_cast<double>(n - 1), between));
+                               element_at(sorted, one * static_cast<double>(n - 1), interpolation));
     const Tensor placed =
         axis && x.rank() > 0 ? transpose(unsqueeze(value, -1), at, -1) : reshape(value, kept);
     found.push_back(to(keep == Keep::dims     ? placed
@@ -193,8 +193,9 @@ Tensor quantile(const Tensor& x, std::span<const double> q, std::optional<std::i
   return stack(found);
 }
 
-Tensor quantile(const Tensor& x, double q, std::optional<std::int64_t> axis, Keep keep, Between between) {
-  return squeeze(quantile(x, std::span(&q, 1), axis, keep, between), 0);
+Tensor quantile(const Tensor& x, double q, std::optional<std::int64_t> axis, Keep keep,
+                QuantileInterpolation interpolation) {
+  return squeeze(quantile(x, std::span(&q, 1), axis, keep, interpolation), 0);
 }
 
 }  // namespace sherd

@@ -15,17 +15,17 @@ PerAxis per_axis(const json& args, const char* key, PerAxis otherwise = 1) {
 WindowOptions windows(const json& args) {
   return {per_axis(args, "stride"), per_axis(args, "padding", 0), per_axis(args, "dilation")};
 }
-Corners corners(const json& args) {
-  return args.at("align_corners").get<bool>() ? Corners::centres : Corners::edges;
+GridCorners corners(const json& args) {
+  return args.at("align_corners").get<bool>() ? GridCorners::centres : GridCorners::edges;
 }
 
 Tensors run_grid_sample(const json& args, const TensorList& in) {
   const std::string outside = args.at("padding_mode");
   return {grid_sample(in.at(0), in.at(1),
                       {args.at("mode") == "nearest" ? Interpolation::nearest : Interpolation::bilinear,
-                       outside == "zeros"    ? Outside::zeros
-                       : outside == "border" ? Outside::border
-                                             : Outside::reflection,
+                       outside == "zeros"    ? GridPadding::zeros
+                       : outside == "border" ? GridPadding::border
+                                             : GridPadding::reflection,
                        corners(args)})};
 }
 
@@ -42,16 +42,16 @@ Run counted(Unique (*op)(const Tensor&)) {
 }
 
 Tensors run_quantile(const json& args, const TensorList& in) {
-  const std::map<std::string, Between> ways = {{"linear", Between::linear},
-                                               {"lower", Between::lower},
-                                               {"higher", Between::higher},
-                                               {"midpoint", Between::midpoint},
-                                               {"nearest", Between::nearest}};
-  const Between between = ways.at(args.at("interpolation"));
+  const std::map<std::string, QuantileInterpolation> ways = {{"linear", QuantileInterpolation::linear},
+                                                             {"lower", QuantileInterpolation::lower},
+                                                             {"higher", QuantileInterpolation::higher},
+                                                             {"midpoint", QuantileInterpolation::midpoint},
+                                                             {"nearest", QuantileInterpolation::nearest}};
+  const QuantileInterpolation interpolation = ways.at(args.at("interpolation"));
   const auto axis = args.contains("dim") ? std::optional(integer(args, "dim")) : std::nullopt;
   const auto q = args.at("q").get<std::vector<double>>();
-  if (args.contains("several")) return {quantile(in.at(0), q, axis, keep(args), between)};
-  return {quantile(in.at(0), q.at(0), axis, keep(args), between)};
+  if (args.contains("several")) return {quantile(in.at(0), q, axis, keep(args), interpolation)};
+  return {quantile(in.at(0), q.at(0), axis, keep(args), interpolation)};
 }
 
 }  // namespace
@@ -74,7 +74,7 @@ Runs compositions_runs() {
           {"grid_sample", run_grid_sample},
           {"meshgrid",
            [](const json& args, const TensorList& in) {
-             return outputs(meshgrid(in, args.at("indexing") == "xy" ? GridOrder::xy : GridOrder::ij));
+             return outputs(meshgrid(in, args.at("indexing") == "xy" ? MeshIndexing::xy : MeshIndexing::ij));
            }},
           {"instance_norm",
            [](const json&, const TensorList& in) {
@@ -88,8 +88,8 @@ Runs compositions_runs() {
            }},
           {"searchsorted",
            [](const json& args, const TensorList& in) {
-             return Tensors{
-                 searchsorted(in.at(0), in.at(1), args.at("right").get<bool>() ? Side::right : Side::left)};
+             return Tensors{searchsorted(
+                 in.at(0), in.at(1), args.at("right").get<bool>() ? SearchSide::right : SearchSide::left)};
            }},
           {"median",
            [](const json& args, const TensorList& in) {

@@ -21,9 +21,9 @@ struct Net final : nn::Layer<Net> {
   nn::PixelShuffle shuffle{2};
   Tensor forward(const Tensor& x) const {
     const Tensor y = norm(shuffle(conv(x)));
-    const Tensor theta = Tensor::from<float>({{{0.9F, 0.1F, 0.05F}, {-0.1F, 0.8F, 0}}});
+    const Tensor theta = unsqueeze(Tensor::from<float>({{0.9F, 0.1F, 0.05F}, {-0.1F, 0.8F, 0}}), 0);
     const Tensor grid = expand(affine_grid(theta, {5, 4}), {x.size(0), 5, 4, 2});
-    const Tensor seen = flatten(grid_sample(y, grid, {.outside = Outside::reflection}), 1);
+    const Tensor seen = flatten(grid_sample(y, grid, {.outside = GridPadding::reflection}), 1);
     const Tensor place = to(searchsorted(Tensor::from<float>({-1, 0, 1}), seen.detach()), f32);
     return add(sum(cdist(seen, flip(seen, {0}))),
                sum(mul(median(mul(seen, place), 1).values, quantile(seen, 0.3, 1))));

@@ -69,13 +69,13 @@ TEST_CASE("compositions: shuffling pixels back and forth changes nothing, in any
 
 TEST_CASE("compositions: the grid of the identity gives the image, of a shift its neighbours") {
   for (const DType dtype : {f64, f32})
-    for (const Corners corners : {Corners::edges, Corners::centres})
+    for (const GridCorners corners : {GridCorners::edges, GridCorners::centres})
       for (const Interpolation mode : {Interpolation::nearest, Interpolation::bilinear})
-        for (const Outside outside : {Outside::zeros, Outside::border, Outside::reflection}) {
+        for (const GridPadding outside : {GridPadding::zeros, GridPadding::border, GridPadding::reflection}) {
           const Tensor x = randn({2, 3, 4, 5}, {dtype});
           const GridSampleOptions options{mode, outside, corners};
           // One pixel to the right, in coordinates of -1 to 1 over the width.
-          const double step = corners == Corners::edges ? 2.0 / 5 : 2.0 / 4;
+          const double step = corners == GridCorners::edges ? 2.0 / 5 : 2.0 / 4;
           for (const int shift : {0, 1}) {
             Tensor theta = zeros({2, 2, 3}, {dtype});
             theta[{Slice{}, 0, 0}] = 1, theta[{Slice{}, 1, 1}] = 1, theta[{Slice{}, 0, 2}] = shift * step;
@@ -84,10 +84,10 @@ TEST_CASE("compositions: the grid of the identity gives the image, of a shift it
             CHECK(allclose(narrow(y, 3, 0, 5 - shift), known, 1e-4, 1e-5));
             if (shift == 0) continue;
             const Tensor last = select(y, 3, 4);
-            if (outside == Outside::zeros) CHECK(allclose(last, zeros_like(last), 0, 1e-5));
-            if (outside == Outside::border) CHECK(allclose(last, select(x, 3, 4), 1e-4, 1e-5));
-            if (outside == Outside::reflection)
-              CHECK(allclose(last, select(x, 3, corners == Corners::edges ? 4 : 3), 1e-4, 1e-5));
+            if (outside == GridPadding::zeros) CHECK(allclose(last, zeros_like(last), 0, 1e-5));
+            if (outside == GridPadding::border) CHECK(allclose(last, select(x, 3, 4), 1e-4, 1e-5));
+            if (outside == GridPadding::reflection)
+              CHECK(allclose(last, select(x, 3, corners == GridCorners::edges ? 4 : 3), 1e-4, 1e-5));
           }
         }
 }
@@ -95,7 +95,7 @@ TEST_CASE("compositions: the grid of the identity gives the image, of a shift it
 TEST_CASE("compositions: places that are no numbers give none, and others stay") {
   const Tensor x = ones({1, 1, 3, 3}), grid = zeros({1, 1, 3, 2});
   grid[{0, 0, 1, 0}] = std::nan(""), grid[{0, 0, 2, 1}] = std::numeric_limits<double>::infinity();
-  for (const Outside outside : {Outside::zeros, Outside::border, Outside::reflection}) {
+  for (const GridPadding outside : {GridPadding::zeros, GridPadding::border, GridPadding::reflection}) {
     const auto y = grid_sample(x, grid, {.outside = outside}).to_vector<float>();
     CHECK(y[0] == 1);
     CHECK(std::isnan(y[1]));
@@ -137,7 +137,7 @@ TEST_CASE("compositions: searchsorted finds what std::lower_bound and upper_boun
     const Tensor line = Tensor::from(sorted, {std::ssize(sorted)}, Device::cpu()),
                  at = Tensor::from(values, {std::ssize(values)}, Device::cpu());
     const auto left = searchsorted(line, at).to_vector<std::int64_t>(),
-               right = bucketize(at, line, Side::right).to_vector<std::int64_t>();
+               right = bucketize(at, line, SearchSide::right).to_vector<std::int64_t>();
     for (std::size_t i = 0; i < values.size(); ++i) {
       INFO(n << " values, of which " << values[i]);
       CHECK(left[i] == std::ranges::lower_bound(sorted, values[i], before) - sorted.begin());
@@ -160,9 +160,10 @@ TEST_CASE("compositions: medians and quantiles are those of the sorted values, a
       CHECK(dot(given, x.detach()) == sum(to(middle.values.detach(), f64)).item());
       for (std::int64_t i = 0; i < n; ++i) {
         const double q = n == 1 ? 0.3 : static_cast<double>(i) / static_cast<double>(n - 1);
-        for (const Between between : {Between::lower, Between::higher, Between::nearest})
+        for (const QuantileInterpolation interpolation :
+             {QuantileInterpolation::lower, QuantileInterpolation::higher, QuantileInterpolation::nearest})
           if (std::floor(q * static_cast<double>(n - 1)) == q * static_cast<double>(n - 1))
-            CHECK(same_bits(to(quantile(x, q, 1, Keep::drop, between).detach(), f64),
+            CHECK(same_bits(to(quantile(x, q, 1, Keep::drop, interpolation).detach(), f64),
                             select(rows, 1, n == 1 ? 0 : i)));
       }
       const double between[] = {0.1, 0.4};

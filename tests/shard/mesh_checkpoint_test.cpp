@@ -351,6 +351,7 @@ TEST_CASE("a state of ranks that one group lacks something of is refused on all 
           for (const bool lacks : {true, false}) {  // a tensor, or elements of it
             shard::ShardedStateDict state = whole;
             const std::string name = state[i].name;
+            if (lacks && name.starts_with("group.") && !name.ends_with(".lr")) continue;  // it stays then
             if (run.group == 1 && lacks) state.erase(state.begin() + static_cast<std::ptrdiff_t>(i));
             if (run.group == 1 && !lacks) state[i].shape = {17};
             const std::string message = message_on_all(world, [&] { load(state); });
@@ -359,6 +360,17 @@ TEST_CASE("a state of ranks that one group lacks something of is refused on all 
       };
       refused(shard::sharded_state_dict(run.net),
               [&](const auto& state) { shard::load_sharded_state_dict(run.net, state, world.group()); });
+      for (nn::Optimizer* optimizer :
+           {static_cast<nn::Optimizer*>(&run.adamw), static_cast<nn::Optimizer*>(&run.sgd)})
+        for (nn::Module* model : {static_cast<nn::Module*>(&run.net), static_cast<nn::Module*>(nullptr)})
+          refused(model != nullptr ? shard::sharded_optimizer_state(*model, *optimizer)
+                                   : shard::sharded_optimizer_state(*optimizer),
+                  [&](const auto& state) {
+                    if (model != nullptr)
+                      shard::load_sharded_optimizer_state(*model, *optimizer, state, world.group());
+                    else
+                      shard::load_sharded_optimizer_state(*optimizer, state, world.group());
+                  });
       expect(run.values() == before, "something changed");
       run.train(1);
     }));

@@ -173,7 +173,8 @@ TEST_CASE("ranks that follow a killed mpirun are no news, though they are heard 
       "export OMPI_COMM_WORLD_SIZE=2 listener=$PPID keepers=\n"
       "for rank in 0 1; do OMPI_COMM_WORLD_RANK=$rank \"$@\" & keepers+=\" $!\"; done\n"
       "until [[ -s up0 && -s up1 ]]; do :; done\nkill -STOP $PPID\n"
-      "(for one in $keepers; do while kill -0 $one; do :; done; done 2>/dev/null; kill -CONT $listener) &\n"
+      "(for one in $keepers; do until [[ ! -e /proc/$one || $(</proc/$one/stat) == *') Z '* ]]; do :; done; "
+      "done; kill -CONT $listener) &\n"
       "kill -KILL $$\n");
   fs::permissions(mpirun, fs::perms::owner_all);
   const std::string path = "PATH=" + place.folder().path().string() + ":" + std::getenv("PATH");
