@@ -37,6 +37,7 @@
 #include "nn/state_file.h"
 #include "nn/sync_batch_norm.h"
 #include "nn/tokenizer.h"
+#include "nn/training_text.h"
 #include "nn/transformer.h"
 #include "runtime/apply.h"
 #include "runtime/context.h"

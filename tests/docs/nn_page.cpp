@@ -32,6 +32,7 @@ constexpr std::string_view headers[] = {"layers",
                                         "lora",
                                         "low_rank",
                                         "tokenizer",
+                                        "training_text",
                                         "hooks",
                                         "functional_call"};
 
