@@ -18,8 +18,18 @@ GptBlock::GptBlock(const GptOptions& o)
       dropout(o.dropout),
       gelu(o.gelu) {}
 
+AttentionOptions GptBlock::rule() const { return {.causal = true, .dropout = training() ? dropout : 0}; }
+
+Tensor GptBlock::attend(const Tensor& x, const Documents& documents) const {
+  const Tensor packed = qkv(x);
+  const Tensor y =
+      by_document(documents, {reshape(packed, {1, -1, packed.size(2)})},
+                  [&](const std::vector<Tensor>& parts) { return self_attention(parts[0], heads, rule()); });
+  return reshape(y, x.shape());
+}
+
 Tensor GptBlock::attend(const Tensor& x, KeyValues* cache) const {
-  const AttentionOptions options{.causal = true, .dropout = training() ? dropout : 0};
+  const AttentionOptions options = rule();
   if (cache == nullptr) return self_attention(qkv(x), heads, options);
   const std::int64_t b = x.size(0), t = x.size(1), d = x.size(2) / heads;
   const Tensor packed = reshape(qkv(x), {b, t, 3, heads, d});
@@ -35,7 +45,15 @@ Tensor GptBlock::add_branch(const Tensor& x, const Linear& branch, const Tensor&
 }
 
 Tensor GptBlock::forward(const Tensor& x, KeyValues* cache) const {
-  const Tensor h = add_branch(x, out, attend(ln1(x), cache));
+  return with_branches(x, attend(ln1(x), cache));
+}
+
+Tensor GptBlock::forward(const Tensor& x, const Documents& documents) const {
+  return with_branches(x, attend(ln1(x), documents));
+}
+
+Tensor GptBlock::with_branches(const Tensor& x, const Tensor& attended) const {
+  const Tensor h = add_branch(x, out, attended);
   if (gelu == GeluForm::erf) return add_branch(h, down, up(ln2(h), Activation::gelu));
   return add_branch(h, down, sherd::gelu(up(ln2(h)), gelu));
 }
@@ -69,8 +87,12 @@ Tensor Gpt::embed(const Tensor& tokens, std::int64_t start) const {
   check<ShapeError>(tokens.rank() == 2, "Gpt: tokens (B, T), got shape {}", tokens.shape());
   check<ShapeError>(start + tokens.size(1) <= options.context, "Gpt: position {} is beyond the context of {}",
                     start + tokens.size(1) - 1, options.context);
-  const Tensor x = add(tok(tokens), narrow(pos.weight, 0, start, tokens.size(1)));
-  return training() && options.embedding_dropout > 0 ? dropout(x, options.embedding_dropout) : x;
+  return dropped(add(tok(tokens), narrow(pos.weight, 0, start, tokens.size(1))));
+}
+
+Tensor Gpt::dropped(const Tensor& embedded) const {
+  const double p = options.embedding_dropout;
+  return training() && p > 0 ? dropout(embedded, p) : embedded;
 }
 
 Tensor Gpt::forward(const Tensor& tokens) const {
@@ -83,6 +105,14 @@ Tensor Gpt::forward(const Tensor& tokens, KeyValueCache& cache) const {
   cache.resize(blocks.size());
   Tensor x = embed(tokens, cache[0].seen());
   for (std::size_t i = 0; i < blocks.size(); ++i) x = blocks[i](x, &cache[i]);
+  return head(ln(x));
+}
+
+Tensor Gpt::forward(const Tensor& tokens, const Documents& documents) const {
+  check<ShapeError>(tokens.rank() == 2, "Gpt: tokens (B, T), got shape {}", tokens.shape());
+  check_documents("Gpt", documents, tokens.numel(), options.context);
+  Tensor x = dropped(add(tok(tokens), pos(positions_of(documents, tokens.shape(), tokens.device()))));
+  for (const GptBlock& block : blocks) x = block(x, documents);
   return head(ln(x));
 }
 

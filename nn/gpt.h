@@ -2,6 +2,7 @@
 // positions, tied embedding.
 #pragma once
 
+#include "nn/documents.h"
 #include "nn/layers.h"
 
 namespace sherd::nn {
@@ -43,6 +44,8 @@ struct SHERD_API GptBlock final : Layer<GptBlock> {
   /// x (B, T, width) to the same shape. With a cache x holds the newest positions only, and their keys and
   /// values are appended to it.
   Tensor forward(const Tensor& x, KeyValues* cache = nullptr) const;
+  /// The same of documents that x holds.
+  Tensor forward(const Tensor& x, const Documents& documents) const;
   void visit(auto&& on) {
     on("ln1", ln1);
     on("ln2", ln2);
@@ -53,7 +56,11 @@ struct SHERD_API GptBlock final : Layer<GptBlock> {
   }
 
  private:
+  AttentionOptions rule() const;
   Tensor attend(const Tensor& x, KeyValues* cache) const;
+  Tensor attend(const Tensor& x, const Documents& documents) const;
+  /// x with both branches, of which the first is given what attention makes of ln1(x).
+  Tensor with_branches(const Tensor& x, const Tensor& attended) const;
   /// x plus what `branch` makes of `y`, with dropout.
   Tensor add_branch(const Tensor& x, const Linear& branch, const Tensor& y) const;
 };
@@ -71,6 +78,9 @@ struct SHERD_API Gpt final : Layer<Gpt> {
   Tensor forward(const Tensor& tokens) const;
   /// Logits of the newest tokens (B, T), which follow the positions already in the cache.
   Tensor forward(const Tensor& tokens, KeyValueCache& cache) const;
+  /// Logits of documents that lie one behind another in the tokens, any number in all; ShapeError for one of
+  /// more than `context`, and where they do not fill the tokens.
+  Tensor forward(const Tensor& tokens, const Documents& documents) const;
   void visit(auto&& on) {
     on("tok", tok);
     on("pos", pos);
@@ -81,6 +91,7 @@ struct SHERD_API Gpt final : Layer<Gpt> {
 
  private:
   Tensor embed(const Tensor& tokens, std::int64_t start) const;
+  Tensor dropped(const Tensor& embedded) const;
 };
 
 // Compiled once, in the library.

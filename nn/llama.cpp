@@ -264,8 +264,8 @@ Tensor LlamaAttention::turned(const Tensor& x, std::int64_t first) const {
              -1);
 }
 
-/// What the heads take from the values, (B, T, H D).
-Tensor LlamaAttention::mixed(const Tensor& x, KeyValues* cache) const {
+/// Heads (B, T, H, D), not yet turned.
+LlamaAttention::Heads LlamaAttention::projected(const Tensor& x) const {
   const std::int64_t b = x.size(0), t = x.size(1);
   const auto split = [&](const Tensor& y) { return reshape(y, {b, t, y.size(-1) / head_width, head_width}); };
   Tensor q, k, v;
@@ -277,13 +277,33 @@ Tensor LlamaAttention::mixed(const Tensor& x, KeyValues* cache) const {
     q = split((*q_proj)(x)), k = split((*k_proj)(x)), v = split((*v_proj)(x));
   }
   if (q_norm) q = (*q_norm)(q), k = (*k_norm)(k);
+  return {q, k, v};
+}
+
+/// What the heads take from the values, (B, T, H D).
+Tensor LlamaAttention::attended(Heads heads, KeyValues* cache) const {
+  auto& [q, k, v] = heads;
+  const std::int64_t b = q.size(0), t = q.size(1);
   const std::int64_t first = cache == nullptr ? 0 : cache->seen();
   q = turned(transpose(q, 1, 2), first), k = turned(transpose(k, 1, 2), first), v = transpose(v, 1, 2);
   if (cache != nullptr) append(*cache, k, v);
   AttentionOptions options{.causal = true, .scale = scale};
-  if (window && k.size(2) > *window) options.mask = near_keys(t, k.size(2), *window, x.device());
+  if (window && k.size(2) > *window) options.mask = near_keys(t, k.size(2), *window, q.device());
   const Tensor y = soft_cap ? capped_attention(q, k, v, options, *soft_cap) : attention(q, k, v, options);
   return reshape(transpose(y, 1, 2), {b, t, heads * head_width});
+}
+
+Tensor LlamaAttention::mixed(const Tensor& x, KeyValues* cache) const {
+  return attended(projected(x), cache);
+}
+
+Tensor LlamaAttention::mixed(const Tensor& x, const Documents& documents) const {
+  const Heads all = projected(x);
+  const auto row = [&](const Tensor& y) { return reshape(y, {1, -1, y.size(2), head_width}); };
+  const Tensor y = by_document(
+      documents, {row(all.q), row(all.k), row(all.v)},
+      [&](const std::vector<Tensor>& parts) { return attended({parts[0], parts[1], parts[2]}, nullptr); });
+  return reshape(y, {x.size(0), x.size(1), -1});
 }
 
 /// Puts keys and values behind those of the cache, and gives all that the new queries may see.
@@ -304,6 +324,12 @@ Tensor LlamaAttention::forward(const Tensor& x, KeyValues* cache) const { return
 Tensor LlamaAttention::forward(const Tensor& x, const Tensor& residual, KeyValues* cache) const {
   return o_proj(mixed(x, cache), residual);
 }
+Tensor LlamaAttention::forward(const Tensor& x, const Documents& documents) const {
+  return o_proj(mixed(x, documents));
+}
+Tensor LlamaAttention::forward(const Tensor& x, const Tensor& residual, const Documents& documents) const {
+  return o_proj(mixed(x, documents), residual);
+}
 
 LlamaBlock::LlamaBlock(const LlamaOptions& o, std::int64_t layer)
     : self_attn(o, layer),
@@ -315,13 +341,19 @@ LlamaBlock::LlamaBlock(const LlamaOptions& o, std::int64_t layer)
   post_feedforward_layernorm.emplace(o.hidden_size, o.rms_norm_eps, o.tensor, o.gain);
 }
 
-Tensor LlamaBlock::forward(const Tensor& x, KeyValues* cache) const {
+template <class Context>
+Tensor LlamaBlock::with_branches(const Tensor& x, Context& context) const {
   if (!pre_feedforward_layernorm) {
-    const Tensor h = self_attn(input_layernorm(x), x, cache);
+    const Tensor h = self_attn(input_layernorm(x), x, context);
     return mlp(post_attention_layernorm(h), h);
   }
-  const Tensor h = add(x, post_attention_layernorm(self_attn(input_layernorm(x), cache)));
+  const Tensor h = add(x, post_attention_layernorm(self_attn(input_layernorm(x), context)));
   return add(h, (*post_feedforward_layernorm)(mlp((*pre_feedforward_layernorm)(h))));
+}
+
+Tensor LlamaBlock::forward(const Tensor& x, KeyValues* cache) const { return with_branches(x, cache); }
+Tensor LlamaBlock::forward(const Tensor& x, const Documents& documents) const {
+  return with_branches(x, documents);
 }
 
 LlamaTrunk::LlamaTrunk(const LlamaOptions& o)
@@ -331,10 +363,20 @@ LlamaTrunk::LlamaTrunk(const LlamaOptions& o)
   for (std::int64_t i = 0; i < o.num_hidden_layers; ++i) layers.emplace_back(o, i);
 }
 
+Tensor LlamaTrunk::embedded(const Tensor& tokens) const {
+  const Tensor x = embed_tokens(tokens);
+  if (embedding_scale == EmbeddingScale::one) return x;
+  return mul(x, rounded_to(x.dtype(), std::sqrt(static_cast<double>(x.size(-1)))));
+}
+
+Tensor LlamaTrunk::forward(const Tensor& tokens, const Documents& documents) const {
+  Tensor x = embedded(tokens);
+  for (const LlamaBlock& layer : layers) x = layer(x, documents);
+  return norm(x);
+}
+
 Tensor LlamaTrunk::forward(const Tensor& tokens, KeyValueCache* cache) const {
-  Tensor x = embed_tokens(tokens);
-  if (embedding_scale == EmbeddingScale::root_of_width)
-    x = mul(x, rounded_to(x.dtype(), std::sqrt(static_cast<double>(x.size(-1)))));
+  Tensor x = embedded(tokens);
   for (std::size_t i = 0; i < layers.size(); ++i) x = layers[i](x, cache == nullptr ? nullptr : &(*cache)[i]);
   return norm(x);
 }
@@ -373,6 +415,12 @@ Tensor Llama::forward(const Tensor& tokens, KeyValueCache& cache) const {
   cache.resize(model.layers.size());
   check_tokens(tokens, cache[0].seen());
   return logits(model(tokens, &cache));
+}
+
+Tensor Llama::forward(const Tensor& tokens, const Documents& documents) const {
+  check<ShapeError>(tokens.rank() == 2, "Llama: tokens (B, T), got shape {}", tokens.shape());
+  check_documents("Llama", documents, tokens.numel(), options.context());
+  return logits(model(tokens, documents));
 }
 
 template class Layer<GatedMlp>;

@@ -116,6 +116,9 @@ struct SHERD_API LlamaAttention final : Layer<LlamaAttention> {
   Tensor forward(const Tensor& x, KeyValues* cache = nullptr) const;
   /// The same plus `residual`.
   Tensor forward(const Tensor& x, const Tensor& residual, KeyValues* cache = nullptr) const;
+  /// Both of documents that x holds.
+  Tensor forward(const Tensor& x, const Documents& documents) const;
+  Tensor forward(const Tensor& x, const Tensor& residual, const Documents& documents) const;
   void visit(auto&& on) {
     if (q_proj) on("q_proj", *q_proj);
     if (k_proj) on("k_proj", *k_proj);
@@ -127,7 +130,13 @@ struct SHERD_API LlamaAttention final : Layer<LlamaAttention> {
   }
 
  private:
+  struct Heads {
+    Tensor q, k, v;
+  };
+  Heads projected(const Tensor& x) const;
+  Tensor attended(Heads heads, KeyValues* cache) const;
   Tensor mixed(const Tensor& x, KeyValues* cache) const;
+  Tensor mixed(const Tensor& x, const Documents& documents) const;
   void append(KeyValues& cache, Tensor& k, Tensor& v) const;
   Tensor turned(const Tensor& x, std::int64_t first) const;
 };
@@ -143,6 +152,8 @@ struct SHERD_API LlamaBlock final : Layer<LlamaBlock> {
 
   explicit LlamaBlock(const LlamaOptions& options, std::int64_t layer = 0);
   Tensor forward(const Tensor& x, KeyValues* cache = nullptr) const;
+  /// The same of documents that x holds.
+  Tensor forward(const Tensor& x, const Documents& documents) const;
   void visit(auto&& on) {
     on("self_attn", self_attn);
     on("mlp", mlp);
@@ -151,6 +162,11 @@ struct SHERD_API LlamaBlock final : Layer<LlamaBlock> {
     if (pre_feedforward_layernorm) on("pre_feedforward_layernorm", *pre_feedforward_layernorm);
     if (post_feedforward_layernorm) on("post_feedforward_layernorm", *post_feedforward_layernorm);
   }
+
+ private:
+  /// With a cache or documents, as attention takes them.
+  template <class Context>
+  Tensor with_branches(const Tensor& x, Context& context) const;
 };
 
 /// What is below the head: tokens (B, T) -> (B, T, hidden_size).
@@ -162,11 +178,16 @@ struct SHERD_API LlamaTrunk final : Layer<LlamaTrunk> {
 
   explicit LlamaTrunk(const LlamaOptions& options);
   Tensor forward(const Tensor& tokens, KeyValueCache* cache = nullptr) const;
+  /// The same of documents that the tokens hold.
+  Tensor forward(const Tensor& tokens, const Documents& documents) const;
   void visit(auto&& on) {
     on("embed_tokens", embed_tokens);
     on("layers", layers);
     on("norm", norm);
   }
+
+ private:
+  Tensor embedded(const Tensor& tokens) const;
 };
 
 /// tokens (B, T) i64 -> logits (B, T, vocab_size). ShapeError unless tokens have two axes and, with the
@@ -180,6 +201,9 @@ struct SHERD_API Llama final : Layer<Llama> {
   Tensor forward(const Tensor& tokens) const;
   /// Logits of the newest tokens (B, T), which follow the positions already in the cache.
   Tensor forward(const Tensor& tokens, KeyValueCache& cache) const;
+  /// Logits of documents that lie one behind another in the tokens, any number in all; ShapeError for one of
+  /// more than `options.context()`, and where they do not fill the tokens.
+  Tensor forward(const Tensor& tokens, const Documents& documents) const;
   void visit(auto&& on) {
     on("model", model);
     on("lm_head", lm_head);
