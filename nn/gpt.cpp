@@ -23,21 +23,20 @@ AttentionOptions GptBlock::rule() const { return {.causal = true, .dropout = tra
 Tensor GptBlock::attend(const Tensor& x, const Documents& documents) const {
   const Tensor packed = qkv(x);
   const Tensor y =
-      by_document(documents, {reshape(packed, {1, -1, packed.size(2)})},
+      by_document(documents, {reshape(packed, {1, x.size(0) * x.size(1), packed.size(2)})},
                   [&](const std::vector<Tensor>& parts) { return self_attention(parts[0], heads, rule()); });
   return reshape(y, x.shape());
 }
 
 Tensor GptBlock::attend(const Tensor& x, KeyValues* cache) const {
-  const AttentionOptions options = rule();
+  AttentionOptions options = rule();
   if (cache == nullptr) return self_attention(qkv(x), heads, options);
   const std::int64_t b = x.size(0), t = x.size(1), d = x.size(2) / heads;
   const Tensor packed = reshape(qkv(x), {b, t, 3, heads, d});
   const auto part = [&](int i) { return transpose(select(packed, 2, i), 1, 2); };
-  const Tensor parts[2][2] = {{cache->keys, part(1)}, {cache->values, part(2)}};
-  cache->keys = cache->keys.defined() ? cat(parts[0], 2) : contiguous(parts[0][1]);
-  cache->values = cache->values.defined() ? cat(parts[1], 2) : contiguous(parts[1][1]);
-  return reshape(transpose(attention(part(0), cache->keys, cache->values, options), 1, 2), x.shape());
+  cache->append(part(1), part(2));
+  options.mask = cache->mask(t);
+  return reshape(transpose(attention(part(0), cache->keys(), cache->values(), options), 1, 2), x.shape());
 }
 
 Tensor GptBlock::add_branch(const Tensor& x, const Linear& branch, const Tensor& y) const {
@@ -83,11 +82,14 @@ Gpt::Gpt(GptOptions o)
   }
 }
 
-Tensor Gpt::embed(const Tensor& tokens, std::int64_t start) const {
+Tensor Gpt::embed(const Tensor& tokens, const KeyValueCache* cache) const {
   check<ShapeError>(tokens.rank() == 2, "Gpt: tokens (B, T), got shape {}", tokens.shape());
-  check<ShapeError>(start + tokens.size(1) <= options.context, "Gpt: position {} is beyond the context of {}",
-                    start + tokens.size(1) - 1, options.context);
-  return dropped(add(tok(tokens), narrow(pos.weight, 0, start, tokens.size(1))));
+  const KeyValues* first = cache != nullptr && !cache->rows().empty() ? &(*cache)[0] : nullptr;
+  const std::int64_t start = first == nullptr ? 0 : first->seen(), t = tokens.size(1);
+  check<ShapeError>(start + t <= options.context, "Gpt: position {} is beyond the context of {}",
+                    start + t - 1, options.context);
+  const Tensor numbers = first == nullptr ? Tensor{} : first->positions(t, tokens.device());
+  return dropped(add(tok(tokens), numbers.defined() ? pos(numbers) : narrow(pos.weight, 0, start, t)));
 }
 
 Tensor Gpt::dropped(const Tensor& embedded) const {
@@ -96,16 +98,16 @@ Tensor Gpt::dropped(const Tensor& embedded) const {
 }
 
 Tensor Gpt::forward(const Tensor& tokens) const {
-  Tensor x = embed(tokens, 0);
+  Tensor x = embed(tokens, nullptr);
   for (const GptBlock& block : blocks) x = block(x);
   return head(ln(x));
 }
 
-Tensor Gpt::forward(const Tensor& tokens, KeyValueCache& cache) const {
+Tensor Gpt::forward(const Tensor& tokens, KeyValueCache& cache, Logits of) const {
   cache.resize(blocks.size());
-  Tensor x = embed(tokens, cache[0].seen());
+  Tensor x = embed(tokens, &cache);
   for (std::size_t i = 0; i < blocks.size(); ++i) x = blocks[i](x, &cache[i]);
-  return head(ln(x));
+  return head(ln(of == Logits::last ? narrow(x, 1, x.size(1) - 1, 1) : x));
 }
 
 Tensor Gpt::forward(const Tensor& tokens, const Documents& documents) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "nn/documents.h"
+#include "nn/key_values.h"
 #include "nn/layers.h"
 
 namespace sherd::nn {
@@ -20,16 +21,8 @@ struct GptOptions {
   bool tie_word_embeddings = true;         ///< whether the head shares the weight of `tok`
 };
 
-/// Keys and values of one layer for the positions seen so far, (B, H, T, width / H) each, but for the first
-/// `dropped`, which no later query sees.
-struct KeyValues {
-  Tensor keys, values;
-  std::int64_t dropped = 0;
-  /// How many positions were seen.
-  std::int64_t seen() const { return dropped + (keys.defined() ? keys.size(2) : 0); }
-};
-/// For each layer its keys and values; pass an empty one first.
-using KeyValueCache = std::vector<KeyValues>;
+/// Of which positions a model gives logits.
+enum class Logits { all, last };
 
 /// h = x + out(attention(qkv(ln1(x)))), then h + down(gelu(up(ln2(h)))). qkv maps width to 3 width, up width
 /// to 4 width.
@@ -76,8 +69,9 @@ struct SHERD_API Gpt final : Layer<Gpt> {
 
   explicit Gpt(GptOptions options);
   Tensor forward(const Tensor& tokens) const;
-  /// Logits of the newest tokens (B, T), which follow the positions already in the cache.
-  Tensor forward(const Tensor& tokens, KeyValueCache& cache) const;
+  /// Logits of the newest tokens (B, T), or of the last alone, (B, 1, vocab). They follow the positions that
+  /// are in the cache, of each row its own.
+  Tensor forward(const Tensor& tokens, KeyValueCache& cache, Logits of = Logits::all) const;
   /// Logits of documents that lie one behind another in the tokens, any number in all; ShapeError for one of
   /// more than `context`, and where they do not fill the tokens.
   Tensor forward(const Tensor& tokens, const Documents& documents) const;
@@ -90,7 +84,7 @@ struct SHERD_API Gpt final : Layer<Gpt> {
   }
 
  private:
-  Tensor embed(const Tensor& tokens, std::int64_t start) const;
+  Tensor embed(const Tensor& tokens, const KeyValueCache* cache) const;
   Tensor dropped(const Tensor& embedded) const;
 };
 

@@ -72,9 +72,9 @@ Tensor repeated(const Tensor& x, std::int64_t heads) {
   return reshape(expand(unsqueeze(x, 2), {s[0], s[1], heads / s[1], s[2], s[3]}), {s[0], heads, s[2], s[3]});
 }
 
-/// (Tq, Tk), true for keys that are at most `window` - 1 before their query, or behind it.
-Tensor near_keys(std::int64_t queries, std::int64_t keys, std::int64_t window, Device device) {
-  return triu(ones({queries, keys}, {DType::boolean, device}), keys - queries - window + 1);
+/// (T, T), true for keys that are at most `window` - 1 before their query, or behind it.
+Tensor near_keys(std::int64_t steps, std::int64_t window, Device device) {
+  return triu(ones({steps, steps}, {DType::boolean, device}), 1 - window);
 }
 
 /// `attention` by `options`, which are causal, of scores that `cap` caps: the formula, in the dtype that
@@ -254,13 +254,17 @@ LlamaAttention::LlamaAttention(const LlamaOptions& o, std::int64_t layer)
   k_norm.emplace(head_width, o.rms_norm_eps, o.tensor, o.gain);
 }
 
-/// The first features of heads x (B, H, T, D), turned by positions from `first` on, before the others.
-Tensor LlamaAttention::turned(const Tensor& x, std::int64_t first) const {
-  RotaryOptions here = rotary;
-  here.first = first;
-  if (rotary_width == head_width) return sherd::rotary(x, here);
-  return cat({sherd::rotary(narrow(x, -1, 0, rotary_width), here),
-              narrow(x, -1, rotary_width, head_width - rotary_width)},
+/// Heads x (B, T, H, D) as (B, H, T, D), the first features turned: by rows for T, or for B T of rows that
+/// are at unlike positions.
+Tensor LlamaAttention::turned(const Tensor& x, const RotaryTurns& turns) const {
+  const auto by_rows = [&](const Tensor& y) {
+    if (turns.cosines.size(0) == y.size(1)) return sherd::rotary(transpose(y, 1, 2), turns);
+    const Tensor rows = transpose(reshape(y, {y.size(0) * y.size(1), y.size(2), y.size(3)}), 0, 1);
+    return transpose(reshape(transpose(sherd::rotary(rows, turns), 0, 1), y.shape()), 1, 2);
+  };
+  if (rotary_width == head_width) return by_rows(x);
+  return cat({by_rows(narrow(x, -1, 0, rotary_width)),
+              transpose(narrow(x, -1, rotary_width, head_width - rotary_width), 1, 2)},
              -1);
 }
 
@@ -281,14 +285,21 @@ LlamaAttention::Heads LlamaAttention::projected(const Tensor& x) const {
 }
 
 /// What the heads take from the values, (B, T, H D).
-Tensor LlamaAttention::attended(Heads heads, KeyValues* cache) const {
-  auto& [q, k, v] = heads;
+Tensor LlamaAttention::attended(Heads given, KeyValues* cache) const {
+  auto& [q, k, v] = given;
   const std::int64_t b = q.size(0), t = q.size(1);
-  const std::int64_t first = cache == nullptr ? 0 : cache->seen();
-  q = turned(transpose(q, 1, 2), first), k = turned(transpose(k, 1, 2), first), v = transpose(v, 1, 2);
-  if (cache != nullptr) append(*cache, k, v);
+  const TensorOptions like{q.dtype(), q.device()};
+  const RotaryTurns turns = cache == nullptr ? rotary_turns(t, rotary_width, rotary, like)
+                                             : cache->turns(rotary, rotary_width, t, like);
+  q = turned(q, turns), k = turned(k, turns), v = transpose(v, 1, 2);
   AttentionOptions options{.causal = true, .scale = scale};
-  if (window && k.size(2) > *window) options.mask = near_keys(t, k.size(2), *window, q.device());
+  if (cache != nullptr) {
+    cache->append(k, v, window);
+    k = cache->keys(), v = cache->values();
+    options.mask = cache->mask(t, window);
+  } else if (window && t > *window) {
+    options.mask = near_keys(t, *window, q.device());
+  }
   const Tensor y = soft_cap ? capped_attention(q, k, v, options, *soft_cap) : attention(q, k, v, options);
   return reshape(transpose(y, 1, 2), {b, t, heads * head_width});
 }
@@ -299,25 +310,13 @@ Tensor LlamaAttention::mixed(const Tensor& x, KeyValues* cache) const {
 
 Tensor LlamaAttention::mixed(const Tensor& x, const Documents& documents) const {
   const Heads all = projected(x);
-  const auto row = [&](const Tensor& y) { return reshape(y, {1, -1, y.size(2), head_width}); };
+  const auto row = [&](const Tensor& y) {
+    return reshape(y, {1, y.size(0) * y.size(1), y.size(2), head_width});
+  };
   const Tensor y = by_document(
       documents, {row(all.q), row(all.k), row(all.v)},
       [&](const std::vector<Tensor>& parts) { return attended({parts[0], parts[1], parts[2]}, nullptr); });
-  return reshape(y, {x.size(0), x.size(1), -1});
-}
-
-/// Puts keys and values behind those of the cache, and gives all that the new queries may see.
-void LlamaAttention::append(KeyValues& cache, Tensor& k, Tensor& v) const {
-  if (!cache.keys.defined()) {
-    cache.keys = k = contiguous(k), cache.values = v = contiguous(v);
-    return;
-  }
-  const std::int64_t kept = cache.keys.size(2), seen = window ? std::min(kept, *window - 1) : kept;
-  const auto with = [&](const Tensor& before, const Tensor& x) {
-    return cat({narrow(before, 2, kept - seen, seen), x}, 2);
-  };
-  cache.keys = k = with(cache.keys, k), cache.values = v = with(cache.values, v);
-  cache.dropped += kept - seen;
+  return reshape(y, {x.size(0), x.size(1), heads * head_width});
 }
 
 Tensor LlamaAttention::forward(const Tensor& x, KeyValues* cache) const { return o_proj(mixed(x, cache)); }
@@ -411,10 +410,11 @@ Tensor Llama::forward(const Tensor& tokens) const {
   return logits(model(tokens));
 }
 
-Tensor Llama::forward(const Tensor& tokens, KeyValueCache& cache) const {
+Tensor Llama::forward(const Tensor& tokens, KeyValueCache& cache, Logits of) const {
   cache.resize(model.layers.size());
   check_tokens(tokens, cache[0].seen());
-  return logits(model(tokens, &cache));
+  const Tensor x = model(tokens, &cache);
+  return logits(of == Logits::last ? narrow(x, 1, x.size(1) - 1, 1) : x);
 }
 
 Tensor Llama::forward(const Tensor& tokens, const Documents& documents) const {

@@ -134,11 +134,10 @@ struct SHERD_API LlamaAttention final : Layer<LlamaAttention> {
     Tensor q, k, v;
   };
   Heads projected(const Tensor& x) const;
-  Tensor attended(Heads heads, KeyValues* cache) const;
+  Tensor attended(Heads given, KeyValues* cache) const;
   Tensor mixed(const Tensor& x, KeyValues* cache) const;
   Tensor mixed(const Tensor& x, const Documents& documents) const;
-  void append(KeyValues& cache, Tensor& k, Tensor& v) const;
-  Tensor turned(const Tensor& x, std::int64_t first) const;
+  Tensor turned(const Tensor& x, const RotaryTurns& turns) const;
 };
 
 /// h = x + self_attn(input_layernorm(x)), then h + mlp(post_attention_layernorm(h)). With norms behind:
@@ -199,8 +198,9 @@ struct SHERD_API Llama final : Layer<Llama> {
 
   explicit Llama(const LlamaOptions& options);
   Tensor forward(const Tensor& tokens) const;
-  /// Logits of the newest tokens (B, T), which follow the positions already in the cache.
-  Tensor forward(const Tensor& tokens, KeyValueCache& cache) const;
+  /// Logits of the newest tokens (B, T), or of the last alone, (B, 1, vocab_size). They follow the positions
+  /// that are in the cache, of each row its own.
+  Tensor forward(const Tensor& tokens, KeyValueCache& cache, Logits of = Logits::all) const;
   /// Logits of documents that lie one behind another in the tokens, any number in all; ShapeError for one of
   /// more than `options.context()`, and where they do not fill the tokens.
   Tensor forward(const Tensor& tokens, const Documents& documents) const;

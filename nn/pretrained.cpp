@@ -838,6 +838,24 @@ std::vector<TensorRecord> pretrained_tensors(const Path& folder, FileSystem& fil
       });
 }
 
+std::vector<std::int64_t> end_tokens(const Path& folder, FileSystem& files) {
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    if (!files.exists(folder / name)) continue;
+    const nlohmann::json config = pretrained::read_object(folder / name, files);
+    const auto found = config.find("eos_token_id");
+    if (found == config.end() || found->is_null()) continue;
+    std::vector<std::int64_t> tokens;
+    for (const nlohmann::json& token : found->is_array() ? *found : nlohmann::json::array({*found})) {
+      const bool fits = token.is_number_unsigned() && token.get<std::uint64_t>() < std::uint64_t{1} << 31;
+      check<ValueError>(fits, "pretrained: '{}': eos_token_id is {}; supported: the number of a token, or a list of such",
+                        shown((folder / name).string(), 300), shown(found->dump(-1, ' ', true)));
+      tokens.push_back(token.get<std::int64_t>());
+    }
+    return tokens;
+  }
+  return {};
+}
+
 bool is_pretrained(const Path& folder, FileSystem& files) {
   return files.type(folder) != std::filesystem::file_type::regular && files.exists(folder / config_file) &&
          pretrained::read_object(folder / config_file, files).contains("model_type");

@@ -99,6 +99,10 @@ SHERD_API void save_pretrained(std::span<const TensorRecord> tensors, const File
 /// order of the model; each is read when it is asked for. Errors as `load_gpt` and `load_llama`.
 SHERD_API std::vector<TensorRecord> pretrained_tensors(const FileSystem::Path& folder,
                                                        FileSystem& files = posix_file_system());
+/// The tokens that end a text: `eos_token_id` of generation_config.json or, where that says nothing, of
+/// config.json; none where neither names one. ValueError for what is no number of a token; errors of reading.
+SHERD_API std::vector<std::int64_t> end_tokens(const FileSystem::Path& folder,
+                                               FileSystem& files = posix_file_system());
 /// Whether there is a folder whose config.json names a kind of model. Errors as of reading that file.
 SHERD_API bool is_pretrained(const FileSystem::Path& folder, FileSystem& files = posix_file_system());
 

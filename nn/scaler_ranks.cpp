@@ -37,6 +37,15 @@ std::vector<Group> sharers_of(const Optimizer& optimizer) {
   return groups;
 }
 
+std::vector<Group> owners_of(std::span<const Parameter> parameters) {
+  std::vector<Group> groups;
+  for (const Parameter& p : parameters)
+    if (p.owner() != nullptr)
+      for (const Group& group : p.owner()->ranks(p)) add_once(groups, group);
+  std::ranges::stable_sort(groups, {}, &Group::size);
+  return groups;
+}
+
 std::vector<int> ranks_in(std::span<const Group> groups) {
   std::set<int> all;
   for (std::size_t g = groups.size(); g-- > 0;) {

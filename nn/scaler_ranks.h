@@ -14,6 +14,8 @@ namespace sherd::nn {
 /// here. Smaller ones first, so that after a call of each all ranks know what any one did where a group holds
 /// the others or they are axes of one mesh; else in the order of the parameters, the same on all ranks.
 std::vector<Group> sharers_of(const Optimizer& optimizer);
+/// The same of parameters that an owner keeps, whoever sums their gradients.
+std::vector<Group> owners_of(std::span<const Parameter> parameters);
 /// Who is in any of the groups, in order; of axes of a mesh all ranks that these span. None where there is no
 /// other rank. Smaller groups come first.
 std::vector<int> ranks_in(std::span<const Group> groups);

@@ -616,9 +616,20 @@ struct RotaryOptions {
   double base = 10000;
   RotaryPairs pairs = RotaryPairs::halves;
   RotaryScaling scaling{};
+  bool operator==(const RotaryOptions&) const = default;
 };
 /// Rotary position embedding of x (..., T, D), D even: pair i of step t is turned by (first + t) base^(-2 i /
 /// D) (Su et al., 2021).
 SHERD_API Tensor rotary(const Tensor& x, RotaryOptions options = {});
+/// Cosines and sines of T steps by D / 2 pairs.
+struct RotaryTurns {
+  Tensor cosines, sines;
+};
+/// Those by which `rotary` turns `steps` steps of `width` features, in the dtype that `tensor.dtype` is
+/// computed in.
+SHERD_API RotaryTurns rotary_turns(std::int64_t steps, std::int64_t width, const RotaryOptions& options,
+                                   TensorOptions tensor);
+/// The same of steps at any positions: those of which `turns` has the rows.
+SHERD_API Tensor rotary(const Tensor& x, const RotaryTurns& turns, RotaryPairs pairs = RotaryPairs::halves);
 
 }  // namespace sherd

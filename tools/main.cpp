@@ -22,10 +22,12 @@
 #include "tools/log_lines.h"
 #include "tools/merge.h"
 #include "tools/number.h"
+#include "tools/predict.h"
 #include "tools/progress.h"
 #include "tools/report.h"
 #include "tools/sample.h"
 #include "tools/train.h"
+#include "tools/write_text.h"
 #include "tools/wrong_words.h"
 
 namespace {
@@ -131,6 +133,46 @@ void add_sample_flags(CLI::App& app, SampleOptions& options) {
               "divides the logits: below 1 bolder, 0 always the likeliest byte", "0.5");
   add_setting(app, "top-k", g.top_k, "bytes to draw from, the likeliest; 0 takes all 256", "20");
   add_setting(app, "seed", g.seed, "seed of the draws, a whole number from 0", "42");
+}
+
+/// The folder of a model of Hugging Face's format, and how it is run.
+void add_pretrained_flags(CLI::App& app, PretrainedChoice& model) {
+  app.add_option("FOLDER", model.folder,
+                 "folder in Hugging Face's format, with its tokenizer [e.g. TinyLlama-1.1B]")
+      ->required();
+  add_setting(app, "device", model.device,
+              "where it is computed: cpu, or cuda for this machine's first GPU", "cuda");
+  add_value(app, "--dtype", model.dtype,
+            help("dtype", "dtype of its numbers: f32, bf16 or f16", "that of config.json", "bf16"));
+}
+
+void add_generate_flags(CLI::App& app, WriteOptions& o) {
+  add_pretrained_flags(app, o.model);
+  app.add_option("--prompt", o.prompts,
+                 "text to continue; as often as there are texts, which are continued together [it must be given; "
+                 "e.g. --prompt \"Once upon\"]")
+      ->required()
+      ->allow_extra_args(false);
+  add_setting(app, "tokens", o.tokens, "tokens to generate behind each, at most", "500");
+  add_setting(app, "temperature", o.temperature,
+              "divides the logits: below 1 bolder, 0 always the likeliest token", "0.7");
+  add_setting(app, "top-k", o.top_k, "tokens to draw from, the likeliest; 0 takes all", "40");
+  add_setting(app, "top-p", o.top_p, "draws from the fewest tokens that are together so likely", "0.9");
+  add_setting(app, "seed", o.seed, "seed of the draws, a whole number from 0", "42");
+  app.add_option("--stop", o.stop,
+                 "a text before which a continuation ends, as often as needed [default none; e.g. --stop User:]")
+      ->allow_extra_args(false);
+  add_setting(app, "beams", o.beams, "sequences of a beam search, which draws nothing; 1 for none", "4");
+}
+
+void add_evaluate_flags(CLI::App& app, PredictOptions& o) {
+  add_pretrained_flags(app, o.model);
+  app.add_option("--data", o.data, "text files, each a text of its own [it must be given; e.g. --data book.txt]")
+      ->required();
+  add_value(app, "--context", o.context,
+            help("context", "tokens of a window", "the model's, up to 2048", "1024"));
+  add_value(app, "--stride", o.stride,
+            help("stride", "tokens from the beginning of a window to that of the next", "half the context", "256"));
 }
 
 void add_report_flags(CLI::App& app, ReportOptions& options) {
@@ -297,6 +339,17 @@ int run_sample(const SampleOptions& options) {
   return 0;
 }
 
+int run_generate(const WriteOptions& options) {
+  const bool terminal = ::isatty(STDOUT_FILENO) == 1;
+  write_texts(options, posix_file_system(), [&](std::string_view text) {
+    const std::string shown = terminal ? without_controls(std::string(text)) : std::string(text);
+    std::fwrite(shown.data(), 1, shown.size(), stdout);
+    std::fflush(stdout);
+  });
+  flush_output();
+  return 0;
+}
+
 /// A command, what its line has to be like and what runs it.
 struct Command {
   CLI::App* parser;
@@ -382,11 +435,13 @@ int run(int argc, char** argv) {
   if (argc > 3 && std::string_view(argv[1]) == keeper_command)
     return keep_rank(argv[2], std::span(argv + 3, static_cast<std::size_t>(argc - 2)));
   show_log();
-  CLI::App app("Trains a byte-level GPT and writes text with it.", "sherd");
+  CLI::App app("Trains a byte-level GPT and writes text with it, or with a model of Hugging Face's.", "sherd");
   app.require_subcommand(1);
   app.set_version_flag("--version", "sherd " SHERD_VERSION, "Print the version and exit");
   TrainOptions train_options;
   SampleOptions sample_options;
+  WriteOptions generate_options;
+  PredictOptions evaluate_options;
   InspectOptions inspect_options;
   BenchOptions bench_options;
   ReportOptions report_options;
@@ -395,6 +450,10 @@ int run(int argc, char** argv) {
   LaunchOptions launch_options;
   CLI::App& train_command = *app.add_subcommand("train", "Train a GPT on text; resumable to the bit.");
   CLI::App& sample_command = *app.add_subcommand("sample", "Continue a text with a trained model.");
+  CLI::App& generate_command =
+      *app.add_subcommand("generate", "Continue texts with a model of Hugging Face's format.");
+  CLI::App& evaluate_command = *app.add_subcommand(
+      "evaluate", "Say how well a model of Hugging Face's format predicts a text: its perplexity.");
   CLI::App& inspect_command = *app.add_subcommand(
       "inspect", "Show which rank owns which span of which parameter, as a table and a drawing.");
   CLI::App& bench_command = *app.add_subcommand(
@@ -409,6 +468,8 @@ int run(int argc, char** argv) {
       "launch", "Run a program as several processes: sherd launch -n N PROGRAM [ARGS...].");
   add_train_flags(train_command, train_options);
   add_sample_flags(sample_command, sample_options);
+  add_generate_flags(generate_command, generate_options);
+  add_evaluate_flags(evaluate_command, evaluate_options);
   add_inspect_flags(inspect_command, inspect_options);
   add_bench_flags(bench_command, bench_options);
   add_report_flags(report_command, report_options);
@@ -423,6 +484,10 @@ int run(int argc, char** argv) {
          return run_train(train_options);
        }},
       {&sample_command, "sherd sample --checkpoint runs/1", [&] { return run_sample(sample_options); }},
+      {&generate_command, "sherd generate TinyLlama-1.1B --prompt \"Once upon\"",
+       [&] { return run_generate(generate_options); }},
+      {&evaluate_command, "sherd evaluate TinyLlama-1.1B --data book.txt",
+       [&] { return print_whole(predict(evaluate_options, posix_file_system())); }},
       {&inspect_command, "sherd inspect --ranks 4",
        [&] { return print_whole(inspect(inspect_options, posix_file_system())); }},
       {&bench_command, "sherd bench --steps 50",

@@ -309,6 +309,20 @@ Tensor masked_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
   return ops::masked_formula(rule, in);
 }
 
+/// One query of heads that share keys, as as many queries of these keys' heads: no key is copied.
+Tensor attention_of_one(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options) {
+  const Shape& s = q.shape();
+  options.causal = false;  // the last query sees all keys
+  options.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(s[3])));
+  const std::int64_t shared = k.shape()[1];
+  return reshape(attention(reshape(q, {s[0], shared, s[1] / shared, s[3]}), k, v, std::move(options)), s);
+}
+
+/// Whether a mask, if there is one, is the same for all heads.
+bool same_for_heads(const Tensor& mask) {
+  return !mask.defined() || mask.rank() < 3 || mask.shape()[mask.rank() - 3] == 1;
+}
+
 }  // namespace
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options) {
@@ -320,6 +334,9 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOpt
   const std::int64_t heads = q.shape()[1], shared = k.shape()[1];
   const std::int64_t width = q.shape()[3], rows = q.numel() / std::max<std::int64_t>(width, 1);
   const bool shares = heads != shared && shared > 0 && heads % shared == 0;
+  if (shares && q.shape()[2] == 1 && options.dropout == 0 && same_for_heads(options.mask) &&
+      !has_masked_kernel(q))
+    return attention_of_one(q, k, v, std::move(options));
   if (!options.mask.defined() && shares && !has_masked_kernel(q))
     return attention(q, ops::with_heads(k, heads), ops::with_heads(v, heads), std::move(options));
   const ops::AttentionRule rule = rule_of(options, rows, k.shape()[2], width);

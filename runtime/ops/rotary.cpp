@@ -132,28 +132,42 @@ void check_scaling(const RotaryOptions& o, std::int64_t width) {
 
 }  // namespace
 
-Tensor rotary(const Tensor& x, RotaryOptions o) {
-  detail::check_given("rotary", x);
-  check<DTypeError>(is_floating(x.dtype()), "rotary: takes floating dtypes, got {}", name_of(x.dtype()));
-  check<ShapeError>(x.rank() >= 2 && x.shape().back() % 2 == 0,
-                    "rotary: x (..., T, D) with an even D, got shape {}", x.shape());
+RotaryTurns rotary_turns(std::int64_t steps, std::int64_t width, const RotaryOptions& o,
+                         TensorOptions tensor) {
+  check<DTypeError>(is_floating(tensor.dtype), "rotary: takes floating dtypes, got {}",
+                    name_of(tensor.dtype));
+  check<ShapeError>(steps >= 0 && width % 2 == 0, "rotary: {} steps of {} features, which are even", steps,
+                    width);
   check<ValueError>(o.base > 0 && o.first >= 0,
                     "rotary: base {} must be positive and position {} not negative", o.base, o.first);
-  check<ValueError>(o.first <= std::numeric_limits<std::int64_t>::max() - x.shape()[x.rank() - 2],
-                    "rotary: {} steps from position {} on are beyond the largest integer",
-                    x.shape()[x.rank() - 2], o.first);
-  check_scaling(o, x.shape().back());
-  const std::int64_t steps = x.shape()[x.rank() - 2];
-  const Spec table{{steps, x.shape().back() / 2}, compute_dtype(x.dtype()), x.device()};
+  check<ValueError>(o.first <= std::numeric_limits<std::int64_t>::max() - steps,
+                    "rotary: {} steps from position {} on are beyond the largest integer", steps, o.first);
+  check_scaling(o, width);
+  const Spec table{{steps, width / 2}, compute_dtype(tensor.dtype), tensor.device};
   const Tensors turns = apply_many(table_of(table, o, o.first + steps), {});
+  return {turns[0], turns[1]};
+}
+
+Tensor rotary(const Tensor& x, const RotaryTurns& turns, RotaryPairs pairs) {
+  detail::check_given("rotary", x, turns.cosines, turns.sines);
+  check<ShapeError>(x.rank() >= 2, "rotary: x (..., T, D) with an even D, got shape {}", x.shape());
   const auto turned = [&](const Tensor& y) {
-    return apply(ops::Rotary{o.pairs == RotaryPairs::neighbours}, y, turns[0], turns[1]);
+    return apply(ops::Rotary{pairs == RotaryPairs::neighbours}, y, turns.cosines, turns.sines);
   };
   // Heads that lie within their steps, as a projection leaves them, stay there.
   if (x.rank() >= 3 && !x.is_contiguous())
     if (const Tensor by_step = transpose(x, -3, -2); by_step.is_contiguous())
       return transpose(turned(by_step), -3, -2);
   return squeeze(turned(unsqueeze(x, -2)), -2);
+}
+
+Tensor rotary(const Tensor& x, RotaryOptions o) {
+  detail::check_given("rotary", x);
+  check<DTypeError>(is_floating(x.dtype()), "rotary: takes floating dtypes, got {}", name_of(x.dtype()));
+  check<ShapeError>(x.rank() >= 2 && x.shape().back() % 2 == 0,
+                    "rotary: x (..., T, D) with an even D, got shape {}", x.shape());
+  const std::int64_t steps = x.shape()[x.rank() - 2], width = x.shape().back();
+  return rotary(x, rotary_turns(steps, width, o, {x.dtype(), x.device()}), o.pairs);
 }
 
 }  // namespace sherd

@@ -146,7 +146,7 @@ TEST_CASE("families: logits from a cache are those of the whole sequence, howeve
       for (std::int64_t layer = 0; layer < o.num_hidden_layers; ++layer) {
         const KeyValues& kept = cache[static_cast<std::size_t>(layer)];
         CHECK(kept.seen() == t);
-        if (const auto window = o.window_of(layer)) CHECK(kept.keys.size(2) < *window + cut.back());
+        if (const auto window = o.window_of(layer)) CHECK(kept.keys().size(2) < *window + cut.back());
       }
     }
   });

@@ -112,7 +112,7 @@ TEST_CASE("generate: what is out of range is refused in one line") {
     CHECK(one_line_about(message_of<ValueError>([&] { generate(model, prompt, options); }), word));
   };
   refused({}, {}, "the prompt is empty");
-  refused({11}, {}, "embedding");
+  refused({11}, {}, "outside the vocabulary of 11");
   refused({1}, {.max_new_tokens = -1}, "max_new_tokens -1");
   for (const double bad : {std::nan(""), -0.1, HUGE_VAL, 1.1e6})
     refused({1}, {.temperature = bad}, "temperature");

@@ -386,9 +386,9 @@ TEST_CASE("observers: what forward fills is the caller's, not a copy") {
   KeyValueCache cache;
   gpt(narrow(tokens, 1, 0, 4), cache);
   REQUIRE(cache.size() == 2);
-  CHECK(cache[0].keys.size(2) == 4);
+  CHECK(cache[0].keys().size(2) == 4);
   gpt(narrow(tokens, 1, 4, 2), cache);
-  CHECK(cache[1].values.size(2) == 6);
+  CHECK(cache[1].values().size(2) == 6);
 }
 
 TEST_CASE("observers: hear every layer of a model, with a cache too") {

@@ -269,8 +269,11 @@ TEST_CASE("a word out of place is named, with the rule and the way out") {
   const Line lines[] = {
       {{}, "no command", "sherd train --data book.txt"},
       {{""}, "no command", "sherd train --data book.txt"},
-      {{"evaluate"}, "'evaluate'", "train, sample, inspect, bench, report, merge, split and launch"},
-      {{"evaluate", "--help"}, "'evaluate'", "sherd --help"},
+      {{"predict"},
+       "'predict'",
+       "train, sample, generate, evaluate, inspect, bench, report, merge, split and launch"},
+      {{"predict", "--help"}, "'predict'", "sherd --help"},
+      {{"evaluate"}, "FOLDER is required", "sherd evaluate TinyLlama-1.1B --data book.txt"},
       {{"checkpoint"}, "'checkpoint'", "sherd --help"},
       {{"trian"}, "'trian'", "did you mean train?"},
       {{"Train"}, "'Train'", "did you mean train?"},
@@ -312,7 +315,9 @@ TEST_CASE("a word out of place is named, with the rule and the way out") {
       {{"launch", "-n", "2", "--hsots", "a", "true"}, "'--hsots'", "did you mean --hosts?"},
       {{"launch", "-n", "2", "--hsots=a", "--", "true"}, "'--hsots=a'", "did you mean --hosts?"},
       {{"launch", "--np", "2", "true"}, "'--np'", "sherd launch -n 4 PROGRAM"},
-      {{"launch-rank"}, "'launch-rank'", "train, sample, inspect, bench, report, merge, split and launch"},
+      {{"launch-rank"},
+       "'launch-rank'",
+       "train, sample, generate, evaluate, inspect, bench, report, merge, split and launch"},
   };
   for (const Line& line : lines) {
     Command run(folder, line.words);
