@@ -73,10 +73,16 @@ Tensor Gpt::embed(const Tensor& tokens, std::int64_t start) const {
   return training() && options.embedding_dropout > 0 ? dropout(x, options.embedding_dropout) : x;
 }
 
-Tensor Gpt::forward(const Tensor& tokens) const {
+Tensor Gpt::features(const Tensor& tokens) const {
   Tensor x = embed(tokens, 0);
   for (const GptBlock& block : blocks) x = block(x);
-  return head(ln(x));
+  return ln(x);
+}
+
+Tensor Gpt::forward(const Tensor& tokens) const { return head(features(tokens)); }
+
+Tensor Gpt::forward(const Tensor& tokens, const ClassTargets& targets) const {
+  return head(features(tokens), targets);
 }
 
 Tensor Gpt::forward(const Tensor& tokens, KeyValueCache& cache) const {

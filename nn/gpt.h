@@ -69,6 +69,9 @@ struct SHERD_API Gpt final : Layer<Gpt> {
 
   explicit Gpt(GptOptions options);
   Tensor forward(const Tensor& tokens) const;
+  /// The loss of the logits against classes (B, T), which the head takes without holding all logits:
+  /// `model(tokens, nn::ClassTargets{next})`.
+  Tensor forward(const Tensor& tokens, const ClassTargets& targets) const;
   /// Logits of the newest tokens (B, T), which follow the positions already in the cache.
   Tensor forward(const Tensor& tokens, KeyValueCache& cache) const;
   void visit(auto&& on) {
@@ -81,6 +84,8 @@ struct SHERD_API Gpt final : Layer<Gpt> {
 
  private:
   Tensor embed(const Tensor& tokens, std::int64_t start) const;
+  /// What the head takes.
+  Tensor features(const Tensor& tokens) const;
 };
 
 // Compiled once, in the library.

@@ -177,6 +177,9 @@ struct SHERD_API Llama final : Layer<Llama> {
 
   explicit Llama(const LlamaOptions& options);
   Tensor forward(const Tensor& tokens) const;
+  /// The loss of the logits against classes (B, T), which the head takes without holding all logits, but
+  /// where a soft cap is on them: `model(tokens, nn::ClassTargets{next})`.
+  Tensor forward(const Tensor& tokens, const ClassTargets& targets) const;
   /// Logits of the newest tokens (B, T), which follow the positions already in the cache.
   Tensor forward(const Tensor& tokens, KeyValueCache& cache) const;
   void visit(auto&& on) {
