@@ -97,10 +97,16 @@ Tensor Gpt::dropped(const Tensor& embedded) const {
   return training() && p > 0 ? dropout(embedded, p) : embedded;
 }
 
-Tensor Gpt::forward(const Tensor& tokens) const {
+Tensor Gpt::features(const Tensor& tokens) const {
   Tensor x = embed(tokens, nullptr);
   for (const GptBlock& block : blocks) x = block(x);
-  return head(ln(x));
+  return ln(x);
+}
+
+Tensor Gpt::forward(const Tensor& tokens) const { return head(features(tokens)); }
+
+Tensor Gpt::forward(const Tensor& tokens, const ClassTargets& targets) const {
+  return head(features(tokens), targets);
 }
 
 Tensor Gpt::forward(const Tensor& tokens, KeyValueCache& cache, Logits of) const {

@@ -69,6 +69,9 @@ struct SHERD_API Gpt final : Layer<Gpt> {
 
   explicit Gpt(GptOptions options);
   Tensor forward(const Tensor& tokens) const;
+  /// The loss of the logits against classes (B, T), which the head takes without holding all logits:
+  /// `model(tokens, nn::ClassTargets{next})`.
+  Tensor forward(const Tensor& tokens, const ClassTargets& targets) const;
   /// Logits of the newest tokens (B, T), or of the last alone, (B, 1, vocab). They follow the positions that
   /// are in the cache, of each row its own.
   Tensor forward(const Tensor& tokens, KeyValueCache& cache, Logits of = Logits::all) const;
@@ -86,6 +89,8 @@ struct SHERD_API Gpt final : Layer<Gpt> {
  private:
   Tensor embed(const Tensor& tokens, const KeyValueCache* cache) const;
   Tensor dropped(const Tensor& embedded) const;
+  /// What the head takes.
+  Tensor features(const Tensor& tokens) const;
 };
 
 // Compiled once, in the library.

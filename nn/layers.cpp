@@ -168,6 +168,24 @@ Tensor RmsNorm::forward(const Tensor& x) const {
   return to(rms_norm(to(x, wide), add(to(weight, wide), 1), eps), x.dtype());
 }
 
+Tensor detail::loss_of_logits(const Tensor& logits, const ClassTargets& targets) {
+  const LinearCrossEntropyOptions& o = targets.options;
+  const Tensor loss = cross_entropy(reshape(logits, {-1, logits.size(-1)}), reshape(targets.classes, {-1}),
+                                    {.reduction = o.reduction,
+                                     .ignore_index = o.ignore_index,
+                                     .precision = o.precision,
+                                     .label_smoothing = o.label_smoothing});
+  return o.reduction == Reduction::none ? reshape(loss, targets.classes.shape()) : loss;
+}
+
+Tensor Linear::forward(const Tensor& x, const ClassTargets& targets) const {
+  sherd::detail::check_given("Linear", targets.classes);
+  if (lora || products != Products::as_given) return detail::loss_of_logits(forward(x), targets);
+  LinearCrossEntropyOptions options = targets.options;
+  options.bias = bias;
+  return linear_cross_entropy(x, weight, targets.classes, options);
+}
+
 Tensor detail::activated(const Tensor& x, Activation activation) {
   switch (activation) {
     case Activation::relu:

@@ -8,6 +8,7 @@
 #include "nn/activations.h"
 #include "nn/low_rank.h"
 #include "nn/module.h"
+#include "runtime/losses.h"
 #include "runtime/ops.h"
 
 namespace sherd::nn {
@@ -34,8 +35,33 @@ struct LinearOptions {
 };
 using sherd::Activation;
 
+/// What a layer's results are to be told from as logits, for their cross entropy in the place of the results:
+/// class numbers, and how, but for the bias, which is the layer's.
+struct ClassTargets {
+  Tensor classes;
+  LinearCrossEntropyOptions options{};
+};
+/// Its tensors, for observers of modules.
+template <class F>
+void tensors_in(ClassTargets& targets, F&& visit) {
+  for (Tensor* t : {&targets.classes, &targets.options.bias})
+    if (t->defined()) visit(*t);
+}
+/// The rest, for compiled modules.
+template <class F>
+void values_in(const ClassTargets& targets, F&& visit) {
+  const LinearCrossEntropyOptions& o = targets.options;
+  visit(o.reduction);
+  visit(o.ignore_index);
+  visit(o.precision);
+  visit(o.label_smoothing);
+  visit(o.chunk);
+}
+
 namespace detail {
 
+/// The cross entropy of logits (..., classes) that are all there.
+SHERD_API Tensor loss_of_logits(const Tensor& logits, const ClassTargets& targets);
 SHERD_API Tensor activated(const Tensor& x, Activation activation);
 
 }  // namespace detail
@@ -62,6 +88,9 @@ struct SHERD_API Linear final : Layer<Linear> {
     if (products != Products::as_given) return add(residual, forward(x));
     return adapted(linear(x, weight, bias, residual), x);
   }
+  /// The cross entropy of the results as logits, by `linear_cross_entropy`, which never holds all of them;
+  /// with an adapter and in 8 bits they are held. x (..., in), a class for each of its vectors.
+  Tensor forward(const Tensor& x, const ClassTargets& targets) const;
   void visit(auto&& on) {
     on("weight", weight);
     on("bias", bias);

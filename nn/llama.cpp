@@ -410,6 +410,12 @@ Tensor Llama::forward(const Tensor& tokens) const {
   return logits(model(tokens));
 }
 
+Tensor Llama::forward(const Tensor& tokens, const ClassTargets& targets) const {
+  check_tokens(tokens, 0);
+  const Tensor x = model(tokens);
+  return options.final_logit_softcapping ? detail::loss_of_logits(logits(x), targets) : lm_head(x, targets);
+}
+
 Tensor Llama::forward(const Tensor& tokens, KeyValueCache& cache, Logits of) const {
   cache.resize(model.layers.size());
   check_tokens(tokens, cache[0].seen());

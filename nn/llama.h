@@ -198,6 +198,9 @@ struct SHERD_API Llama final : Layer<Llama> {
 
   explicit Llama(const LlamaOptions& options);
   Tensor forward(const Tensor& tokens) const;
+  /// The loss of the logits against classes (B, T), which the head takes without holding all logits, but
+  /// where a soft cap is on them: `model(tokens, nn::ClassTargets{next})`.
+  Tensor forward(const Tensor& tokens, const ClassTargets& targets) const;
   /// Logits of the newest tokens (B, T), or of the last alone, (B, 1, vocab_size). They follow the positions
   /// that are in the cache, of each row its own.
   Tensor forward(const Tensor& tokens, KeyValueCache& cache, Logits of = Logits::all) const;

@@ -27,6 +27,23 @@ SHERD_API Tensor cross_entropy(const Tensor& logits, const Tensor& targets, Cros
 SHERD_API Tensor cross_entropy_(const Tensor& logits, const Tensor& targets,
                                 CrossEntropyOptions options = {});
 
+struct LinearCrossEntropyOptions {
+  Tensor bias{};                          ///< of each class (classes), or none
+  Reduction reduction = Reduction::mean;  ///< as for `cross_entropy`, as are the next three
+  std::int64_t ignore_index = -100;
+  LossPrecision precision = LossPrecision::of_logits;
+  double label_smoothing = 0;
+  /// How many vectors' logits are there at a time; 0 for as many as take the memory of x, and at least 256.
+  std::int64_t chunk = 0;
+};
+/// cross_entropy(linear(x, weight, bias), targets) without all logits: x (..., width), weight (classes,
+/// width), targets (...) of class numbers. Some rows of logits are made at a time, and again for the
+/// gradient, which takes one product more than the two ops: for vocabularies whose logits are the largest of
+/// a step. The numbers differ from those of the two ops by rounding; in 16 bits gradients of the weight are
+/// summed over chunks in f32. ValueError for a negative chunk, the errors of both ops.
+SHERD_API Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
+                                      const LinearCrossEntropyOptions& options = {});
+
 struct NllOptions {
   Reduction reduction = Reduction::mean;  ///< as for `cross_entropy`
   std::int64_t ignore_index = -100;

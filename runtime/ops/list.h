@@ -24,6 +24,7 @@
 #include "runtime/ops/interpolate.h"
 #include "runtime/ops/layer_norm.h"
 #include "runtime/ops/linear.h"
+#include "runtime/ops/linear_cross_entropy.h"
 #include "runtime/ops/linear_fp8.h"
 #include "runtime/ops/linear_gelu.h"
 #include "runtime/ops/loss_total.h"
@@ -64,11 +65,12 @@ using FusedOps =
     OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad,
            LayerNormGradSums, GroupNorm, GroupNormGrad, RmsNorm, RmsNormGrad, RotaryTable, Rotary, BatchNorm,
            BatchNormGrad, RunningStatistics, CrossEntropy, CrossEntropyGrad, CrossEntropyGradInPlace,
-           CrossEntropyInPlace, ScaleUnlessOne, Nll, NllGrad, LossTotal<SquaredError>,
-           LossTotalGrad<SquaredError>, LossTotal<AbsoluteError>, LossTotalGrad<AbsoluteError>,
-           LossTotal<Huber>, LossTotalGrad<Huber>, LossTotal<Bce>, LossTotalGrad<Bce>,
-           LossTotal<BceWithLogits>, LossTotalGrad<BceWithLogits>, Dropout, Attention, AttentionGrad,
-           MaskedAttention, MaskedAttentionGrad, SelfAttention, SelfAttentionGrad, Recurrent, RecurrentGrad>;
+           CrossEntropyInPlace, ScaleUnlessOne, LinearCrossEntropy, LinearCrossEntropyGrad, Nll, NllGrad,
+           LossTotal<SquaredError>, LossTotalGrad<SquaredError>, LossTotal<AbsoluteError>,
+           LossTotalGrad<AbsoluteError>, LossTotal<Huber>, LossTotalGrad<Huber>, LossTotal<Bce>,
+           LossTotalGrad<Bce>, LossTotal<BceWithLogits>, LossTotalGrad<BceWithLogits>, Dropout, Attention,
+           AttentionGrad, MaskedAttention, MaskedAttentionGrad, SelfAttention, SelfAttentionGrad, Recurrent,
+           RecurrentGrad>;
 using OptimizerOps = OpList<AdamStep, SgdStep, RmspropStep, LionStep, AdagradStep, LargestMagnitude,
                             SquareSums, NormOfSums, ClipScale>;
 

@@ -423,6 +423,9 @@ std::vector<OpRow> written_rows() {
   put("cross_entropy_linear",
       of_linear([](std::int64_t n, DType) -> List { return {randint(0, 256, {short_rows(n)[0]})}; }),
       [](const List& in) { return cross_entropy(linear(in[0], in[1], in[2]), in[3]); });
+  put("linear_cross_entropy",
+      of_linear([](std::int64_t n, DType) -> List { return {randint(0, 256, {short_rows(n)[0]})}; }),
+      [](const List& in) { return linear_cross_entropy(in[0], in[1], in[3], {.bias = in[2]}); });
   put("box_write", square_pair, [](const List& in) {
     const std::int64_t half = in[0].size(0) / 2;
     const Tensor y = clone(in[0]);

@@ -428,6 +428,8 @@ OPS = {
                           lambda x, w, b, g, h: F.layer_norm(F.linear(x, w, b), (256,), g, h)),
     "cross_entropy_linear": (lambda n, d: products(n, d) + [torch.randint(0, 256, (short_rows(n)[0],))],
                              lambda x, w, b, y: F.cross_entropy(F.linear(x, w, b), y)),
+    "linear_cross_entropy": (lambda n, d: products(n, d) + [torch.randint(0, 256, (short_rows(n)[0],))],
+                             lambda x, w, b, y: F.cross_entropy(F.linear(x, w, b), y)),
     "order_free_norm": (one, torch.linalg.vector_norm),
     "adamw": (parameter(2), adamw),
     "sgd": (parameter(1), lambda p, g, m: torch._fused_sgd_([p], [g], [m], **SGD)),

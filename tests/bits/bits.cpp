@@ -189,6 +189,8 @@ const std::set<std::string>& products() {
   static const std::set<std::string> names{"matmul",
                                            "linear",
                                            "linear_gelu",
+                                           "linear_cross_entropy",
+                                           "linear_cross_entropy_grad",
                                            "linear_fp8",
                                            "linear_fp8_grad",
                                            "conv2d",

@@ -231,6 +231,7 @@ TEST_CASE("door: functions made of ops refuse empty handles in their own name") 
       {"matmul", [&] { matmul(x, none); }},
       {"linear", [&] { linear(none, x); }},
       {"linear_gelu", [&] { linear_gelu(x, none); }},
+      {"linear_cross_entropy", [&] { linear_cross_entropy(x, none, x); }},
       {"conv2d", [&] { conv2d(none, image); }},
       {"conv1d", [&] { conv1d(none, ones({1, 1, 2})); }},
       {"conv_transpose2d", [&] { conv_transpose2d(image, none); }},

@@ -229,6 +229,20 @@ const std::vector<Case>& cases() {
            .sixteen = Bits::rounded,
            .reference = reference(ops::CrossEntropy{r, 3}),
            .more = {{{1, 7}, {1}}}});
+    for (const double smoothing : {0.0, 0.1})
+      put("linear_cross_entropy" + std::string(smoothing > 0 ? ", smoothed" : ""),
+          {matrix, {{5, 7}, {130, 257}}, {{6}, {301}, Kind::index, 5}},
+          three([smoothing](const Tensor& x, const Tensor& w, const Tensor& t) {
+            return linear_cross_entropy(x, w, t,
+                                        {.ignore_index = 3, .label_smoothing = smoothing, .chunk = 4});
+          }),
+          {.dtypes = floating_dtypes,
+           .layouts = Bits::rounded,
+           .sixteen = Bits::rounded,
+           .reference = three([smoothing](const Tensor& x, const Tensor& w, const Tensor& t) {
+             return cross_entropy(linear(x, w), t, {.ignore_index = 3, .label_smoothing = smoothing});
+           }),
+           .more = {{{1, 7}, {5, 7}, {1}}}});
     put("cross_entropy of logits that nobody keeps", {matrix, targets},
         two([](const Tensor& x, const Tensor& t) { return cross_entropy(mul(x, 2), t); }),
         {.dtypes = floating_dtypes, .sixteen = Bits::rounded});
