@@ -660,9 +660,7 @@ void save_model(const Model& model, const Dialect& dialect, const Path& folder,
 /// What kind of model a folder's config.json describes: `f` is called with its options and its dialect.
 template <class F>
 auto with_kind(const Path& folder, FileSystem& files, F&& f) {
-  const json config = pretrained::read_object(folder / config_file, files);
-  const auto type = config.find("model_type");
-  if (type == config.end() || *type == "gpt2")
+  if (pretrained_kind(folder, files) == PretrainedKind::gpt)
     return f(std::type_identity<Gpt>(), gpt_options(folder, files), gpt_dialect);
   return f(std::type_identity<Llama>(), llama_options(folder, files), llama_dialect);  // which refuses others
 }
@@ -836,6 +834,12 @@ std::vector<TensorRecord> pretrained_tensors(const Path& folder, FileSystem& fil
           record.read = [open, read = std::move(record.read)](std::span<std::byte> into) { read(into); };
         return records;
       });
+}
+
+PretrainedKind pretrained_kind(const Path& folder, FileSystem& files) {
+  const json config = pretrained::read_object(folder / config_file, files);
+  const auto type = config.find("model_type");
+  return type == config.end() || *type == "gpt2" ? PretrainedKind::gpt : PretrainedKind::llama;
 }
 
 bool is_pretrained(const Path& folder, FileSystem& files) {
