@@ -48,6 +48,27 @@ TunedModel TunedModel::on_meta(const TrainOptions& o, FileSystem& files) {
   return tuned;
 }
 
+TunedModel TunedModel::to_share(const TrainOptions& o, FileSystem& files) {
+  if (o.ranks > 1 && o.lora == 0 && o.strategy != "data_parallel")
+    if (TunedModel model = on_meta(o, files); !model.has_tied_head()) return model;
+  TunedModel model = read(o, files);
+  model.module().to(device_named(o.device));
+  return model;
+}
+
+void TunedModel::load(const TrainOptions& o, FileSystem& files) {
+  if (module().parameters().front().local().device().type != DeviceType::meta) return;
+  std::visit(
+      [&](auto& model) {
+        nn::load_pretrained(model, o.model, {.device = device_named(o.device), .files = files});
+      },
+      model_);
+}
+
+bool TunedModel::has_tied_head() const {
+  return std::visit([](const auto& model) { return model.options.tie_word_embeddings; }, model_);
+}
+
 void TunedModel::add_adapters(const TrainOptions& o) {
   if (o.lora == 0) return;
   try {

@@ -20,12 +20,18 @@ class TunedModel {
   static TunedModel read(const TrainOptions& options, FileSystem& files);
   /// On `meta`: names and shapes.
   static TunedModel on_meta(const TrainOptions& options, FileSystem& files);
+  /// For ranks that share the weights: on `meta`, to be sharded and then loaded by each rank's parts, where
+  /// that can be; adapters, a tied head, which files may have apart, and replicas call for all of it at once.
+  static TunedModel to_share(const TrainOptions& options, FileSystem& files);
+  /// Reads the folder's values into what is still on `meta`, on the options' device.
+  void load(const TrainOptions& options, FileSystem& files);
 
   nn::Module& module();
   std::vector<nn::Module*> blocks();
   /// (1, N, vocabulary), on the model's device.
   Tensor logits(const nn::PackedBatch& batch);
   std::int64_t vocabulary() const;
+  bool has_tied_head() const;
 
  private:
   using Model = std::variant<nn::Gpt, nn::Llama>;

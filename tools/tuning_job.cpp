@@ -26,12 +26,6 @@ nn::EpochSampler sampler_of(const Tokens& tokens, const TrainOptions& o, int ran
                           {.batch = o.batch, .seed = o.seed, .rank = rank, .world = world});
 }
 
-/// On the options' device.
-TunedModel placed(TunedModel model, const TrainOptions& o) {
-  model.module().to(device_named(o.device));
-  return model;
-}
-
 /// The record in another dtype, cast when it is read.
 TensorRecord cast_record(const TensorRecord& from, DType dtype) {
   return {from.name, dtype, from.shape, {}, [&from, dtype](std::span<std::byte> into) {
@@ -75,10 +69,11 @@ TuningJob::TuningJob(const TrainOptions& options, const Tokens& tokens, const Wo
       tokens_(tokens),
       group_(world.group()),
       files_(files),
-      model_(placed(TunedModel::read(options, files), options)),
+      model_(TunedModel::to_share(options, files)),
       replicas_(shard_model(model_.module(), model_.blocks(), options, world)),
       mine_(sampler_of(tokens, options, group_.rank(), group_.size())),
       all_(sampler_of(tokens, options, 0, 1)) {
+  model_.load(options, files);
   for (const nn::Parameter& p : model_.module().parameters())
     if (p.requires_grad()) trained_ += p.numel();
 }
