@@ -53,10 +53,6 @@ std::vector<double> losses(const Runs& runs, const std::string& out) {
   return all;
 }
 
-double final_loss(const Runs& runs, const std::string& out) {
-  return metrics(runs, out).back()["final_val_loss"];
-}
-
 /// The files that two runs do not have alike.
 std::vector<std::string> differing(const std::map<std::string, std::string>& a,
                                    const std::map<std::string, std::string>& b) {
