@@ -660,9 +660,7 @@ void save_model(const Model& model, const Dialect& dialect, const Path& folder,
 /// What kind of model a folder's config.json describes: `f` is called with its options and its dialect.
 template <class F>
 auto with_kind(const Path& folder, FileSystem& files, F&& f) {
-  const json config = pretrained::read_object(folder / config_file, files);
-  const auto type = config.find("model_type");
-  if (type == config.end() || *type == "gpt2")
+  if (pretrained_kind(folder, files) == PretrainedKind::gpt)
     return f(std::type_identity<Gpt>(), gpt_options(folder, files), gpt_dialect);
   return f(std::type_identity<Llama>(), llama_options(folder, files), llama_dialect);  // which refuses others
 }
@@ -847,13 +845,20 @@ std::vector<std::int64_t> end_tokens(const Path& folder, FileSystem& files) {
     std::vector<std::int64_t> tokens;
     for (const nlohmann::json& token : found->is_array() ? *found : nlohmann::json::array({*found})) {
       const bool fits = token.is_number_unsigned() && token.get<std::uint64_t>() < std::uint64_t{1} << 31;
-      check<ValueError>(fits, "pretrained: '{}': eos_token_id is {}; supported: the number of a token, or a list of such",
-                        shown((folder / name).string(), 300), shown(found->dump(-1, ' ', true)));
+      check<ValueError>(
+          fits, "pretrained: '{}': eos_token_id is {}; supported: the number of a token, or a list of such",
+          shown((folder / name).string(), 300), shown(found->dump(-1, ' ', true)));
       tokens.push_back(token.get<std::int64_t>());
     }
     return tokens;
   }
   return {};
+}
+
+PretrainedKind pretrained_kind(const Path& folder, FileSystem& files) {
+  const json config = pretrained::read_object(folder / config_file, files);
+  const auto type = config.find("model_type");
+  return type == config.end() || *type == "gpt2" ? PretrainedKind::gpt : PretrainedKind::llama;
 }
 
 bool is_pretrained(const Path& folder, FileSystem& files) {

@@ -24,6 +24,13 @@ namespace sherd::nn {
 SHERD_API GptOptions gpt_options(const FileSystem::Path& folder, FileSystem& files = posix_file_system());
 SHERD_API LlamaOptions llama_options(const FileSystem::Path& folder, FileSystem& files = posix_file_system());
 
+/// Which module a folder's model is.
+enum class PretrainedKind { gpt, llama };
+/// By its config.json: a Llama for every type but `gpt2`, also for one that is not supported. FileError and
+/// ValueError as of reading that file.
+SHERD_API PretrainedKind pretrained_kind(const FileSystem::Path& folder,
+                                         FileSystem& files = posix_file_system());
+
 /// A tensor of a file that could not be loaded, and why.
 struct DamagedTensor {
   std::string name, why;

@@ -12,6 +12,7 @@
 #include "runtime/shown.h"
 #include "shard/checkpoint.h"
 #include "shard/saved_state.h"
+#include "tools/tuned_model.h"
 
 namespace sherd::tools {
 namespace {
@@ -117,15 +118,19 @@ json shallow(const std::string& text) {
 /// Of parameters, by their names.
 using Shapes = std::map<std::string, std::vector<std::int64_t>>;
 
-/// Of such a model, without building it.
-Shapes shapes_of(const TrainOptions& options) {
-  nn::GptOptions sizes = model_options(options);
-  sizes.tensor.device = Device::meta();
-  const nn::Gpt model(sizes);
+Shapes shapes_in(const nn::Module& model) {
   Shapes shapes;
   for (const auto& [name, tensor] : model.state_dict())
     shapes[name] = {tensor.shape().begin(), tensor.shape().end()};
   return shapes;
+}
+
+/// Of such a model, without building it.
+Shapes shapes_of(const TrainOptions& options, FileSystem& files) {
+  if (!options.model.empty()) return shapes_in(TunedModel::on_meta(options, files).module());
+  nn::GptOptions sizes = model_options(options);
+  sizes.tensor.device = Device::meta();
+  return shapes_in(nn::Gpt(sizes));
 }
 
 /// Runs `read` on one file and puts the file's name before what it complains about.
@@ -202,7 +207,7 @@ class Inspection {
       check<ValueError>(state.tensors().size() >= static_cast<std::size_t>(options_.layers),
                         "holds {} tensors, the model in config.json has {} layers", state.tensors().size(),
                         options_.layers);
-      shapes_ = shapes_of(options_);
+      shapes_ = shapes_of(options_, files_);
       check_shapes(state, shapes_, weight_counts(shapes_));
     });
   }
@@ -313,8 +318,8 @@ std::optional<std::int64_t> newest_checkpoint(const Path& run, FileSystem& files
   return newest;
 }
 
-void save_checkpoint(const Path& run, const RunConfig& config, nn::Gpt& model, const nn::Optimizer& optimizer,
-                     const Group& ranks, FileSystem& files) {
+void save_checkpoint(const Path& run, const RunConfig& config, nn::Module& model,
+                     const nn::Optimizer& optimizer, const Group& ranks, FileSystem& files) {
   const Path checkpoint = checkpoint_path(run, config.step);
   const auto add_config = [&](DirectoryWriter& folder) {
     RunConfig recorded = config;

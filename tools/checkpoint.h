@@ -64,7 +64,7 @@ RunConfig parse_config(const std::string& text);
 
 /// Writes a checkpoint as a whole: a crash of any rank leaves it complete or absent. All of `ranks` call, and
 /// each writes its part; config.json is the first one's.
-void save_checkpoint(const FileSystem::Path& run, const RunConfig& config, nn::Gpt& model,
+void save_checkpoint(const FileSystem::Path& run, const RunConfig& config, nn::Module& model,
                      const nn::Optimizer& optimizer, const Group& ranks, FileSystem& files);
 /// Removes all checkpoints but the `keep` newest and the best.
 void remove_old(const FileSystem::Path& run, const RunConfig& config, FileSystem& files);

@@ -56,7 +56,9 @@ CLI::Option* add_value(CLI::App& app, const std::string& flag, T& value, const s
 template <class T>
 void add_setting(CLI::App& app, std::string_view name, T& value, std::string_view what,
                  std::string_view example) {
-  add_value(app, fmt::format("--{}", name), value, help(name, what, fmt::format("{}", value), example));
+  const std::string standard = fmt::format("{}", value);
+  add_value(app, fmt::format("--{}", name), value,
+            help(name, what, standard.empty() ? "none" : standard, example));
 }
 
 void add_trace_flag(CLI::App& app, std::string& trace) {
@@ -66,9 +68,12 @@ void add_trace_flag(CLI::App& app, std::string& trace) {
 }
 
 void add_train_flags(CLI::App& app, TrainOptions& options) {
-  app.add_option("--data", options.data,
-                 help("data", "text files or folders; the last tenth of every file is for validation",
-                      "the sources and docs of this project", "book.txt notes/"));
+  app.add_option(
+      "--data", options.data,
+      help("data",
+           "text files or folders, with --model of lines of JSON too; the last tenth of every file is "
+           "for validation",
+           "the sources and docs of this project", "book.txt notes/"));
   app.add_option("--out", options.out,
                  help("out", "folder of the run: metrics.jsonl and checkpoints",
                       "the next free of runs/1, runs/2, ...", "runs/book"));
@@ -448,7 +453,8 @@ int run(int argc, char** argv) {
   MergeOptions merge_options;
   SplitOptions split_options;
   LaunchOptions launch_options;
-  CLI::App& train_command = *app.add_subcommand("train", "Train a GPT on text; resumable to the bit.");
+  CLI::App& train_command =
+      *app.add_subcommand("train", "Train a GPT on text, or tune a model of the Hub; resumable to the bit.");
   CLI::App& sample_command = *app.add_subcommand("sample", "Continue a text with a trained model.");
   CLI::App& generate_command =
       *app.add_subcommand("generate", "Continue texts with a model of Hugging Face's format.");

@@ -34,10 +34,15 @@ Progress::Progress(std::FILE* out)
 
 void Progress::started(const RunFacts& f) {
   bigram_ = f.bigram;
-  print(out_,
-        "run {}: {} parameters, {} files, {} bytes to train on, {} to validate with; bigram model: "
-        "{:.4f} nats/byte\n",
-        shown(f.out.string(), 300), f.parameters, f.files, f.train_bytes, f.validation_bytes, f.bigram);
+  const std::string out = shown(f.out.string(), 300);
+  if (f.bigram)
+    print(out_,
+          "run {}: {} parameters, {} files, {} bytes to train on, {} to validate with; bigram model: "
+          "{:.4f} nats/byte\n",
+          out, f.parameters, f.files, f.train_bytes, f.validation_bytes, *f.bigram);
+  else
+    print(out_, "run {}: {} of {} parameters, {} files, {} tokens to train on, {} to validate with\n", out,
+          f.trained.value_or(f.parameters), f.parameters, f.files, f.train_bytes, f.validation_bytes);
   if (f.step > 0) print(out_, "going on from step {} of {}\n", f.step, f.steps);
   std::fflush(out_);
 }
@@ -62,8 +67,9 @@ void Progress::end_line() {
 }
 
 void Progress::validated(std::int64_t step, double loss) {
-  print(out_, "{}step {}  val_loss {:.4f}  ({:+.4f} to the bigram model)\n", line_open_ ? "\r\x1b[K" : "",
-        step, loss, loss - bigram_);
+  print(out_, "{}step {}  val_loss {:.4f}", line_open_ ? "\r\x1b[K" : "", step, loss);
+  if (bigram_) print(out_, "  ({:+.4f} to the bigram model)", loss - *bigram_);
+  print(out_, "\n");
   line_open_ = false;
   std::fflush(out_);
 }
@@ -77,6 +83,11 @@ void Progress::finished(const TrainResult& r) {
   if (!r.val_loss) {
     print(out_, "stopped after step {}; to go on: sherd train --resume --out {}\n", r.step,
           shown(r.out.string(), 300));
+    return;
+  }
+  if (!r.tuned.empty()) {
+    print(out_, "final: step={} loss={:.4f} val_loss={:.4f} tokens_per_s={:.0f}\ntuned: {}\n", r.step, r.loss,
+          *r.val_loss, r.tokens_per_s, shown(r.tuned.string(), 300));
     return;
   }
   print(out_, "sample:\n{}\n", printable(r.sample));

@@ -34,7 +34,7 @@ class Progress final : public Reporter {
   std::FILE* out_;
   bool terminal_;
   bool line_open_ = false;
-  double bigram_ = 0;
+  std::optional<double> bigram_;
   Clock::duration pause_;  // between lines
   Clock::time_point next_{};
 };

@@ -317,7 +317,7 @@ std::string charts(const std::vector<Record>& runs) {
 
 /// Who owns what of a run on several ranks.
 std::string placement(const Record& run) {
-  if (!run.config || run.config->options.ranks < 2) return {};
+  if (!run.config || run.config->options.ranks < 2 || !run.config->options.model.empty()) return {};
   const TrainOptions& options = run.config->options;
   std::string html = fmt::format("<h2>{} on {} ranks</h2>\n", escaped(run.name), options.ranks);
   if (options.strategy == "no_shard" || options.strategy == "data_parallel")

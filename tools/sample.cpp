@@ -32,6 +32,11 @@ void sample(const SampleOptions& options, FileSystem& files, const std::function
   backend(device.type).synchronize(device);  // says so where there is none
   const Path checkpoint = find_checkpoint(options.checkpoint, files);
   const TrainOptions sizes = read_config(checkpoint, files).options;
+  check<ValueError>(
+      sizes.model.empty(),
+      "--checkpoint '{}': is of a run that tunes the model in '{}', and not of a model of bytes; "
+      "what it has made is a folder as that one",
+      shown(checkpoint.string(), 300), shown(sizes.model, 300));
   check_fits(sampling_needs(sizes), sizes, memory_of_machine());
   check_weights(checkpoint, sizes, files);
   nn::Gpt model(model_options(sizes));

@@ -23,6 +23,13 @@ shard::MixedPrecisionPolicy precision_of(const TrainOptions& o) {
 }  // namespace
 
 std::unique_ptr<shard::DataParallel> shard_model(nn::Gpt& model, const TrainOptions& o, const World& world) {
+  std::vector<nn::Module*> blocks;
+  for (nn::GptBlock& block : model.blocks) blocks.push_back(&block);
+  return shard_model(model, blocks, o, world);
+}
+
+std::unique_ptr<shard::DataParallel> shard_model(nn::Module& model, const std::vector<nn::Module*>& blocks,
+                                                 const TrainOptions& o, const World& world) {
   const shard::MixedPrecisionPolicy precision = precision_of(o);
   if (world.size() == 1 && !precision.param_dtype) return {};
   if (o.strategy == "data_parallel") return std::make_unique<shard::DataParallel>(model, world.group());
@@ -33,7 +40,7 @@ std::unique_ptr<shard::DataParallel> shard_model(nn::Gpt& model, const TrainOpti
       .reshard_after_forward = reshard_of(o),
       .mixed_precision = precision,
   };
-  for (nn::GptBlock& block : model.blocks) shard::fully_shard(block, options);
+  for (nn::Module* block : blocks) shard::fully_shard(*block, options);
   shard::fully_shard(model, options);
   return {};
 }

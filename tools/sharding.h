@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "collectives/world.h"
 #include "nn/gpt.h"
@@ -14,5 +15,8 @@ namespace sherd::tools {
 /// nothing to share and keeps a plain model. What it returns, if anything, lives as long as the model trains.
 std::unique_ptr<shard::DataParallel> shard_model(nn::Gpt& model, const TrainOptions& options,
                                                  const World& world);
+/// The same of any model with these blocks.
+std::unique_ptr<shard::DataParallel> shard_model(nn::Module& model, const std::vector<nn::Module*>& blocks,
+                                                 const TrainOptions& options, const World& world);
 
 }  // namespace sherd::tools

@@ -7,6 +7,7 @@
 #include "collectives/world.h"
 #include "tools/checkpoint.h"
 #include "tools/text.h"
+#include "tools/tokens.h"
 
 namespace sherd::tools {
 
@@ -15,10 +16,18 @@ class SharedText {
  public:
   /// ValueError or FileError for data that cannot be trained on.
   const Text& get(const TrainOptions& options, FileSystem& files);
+  /// The same of a run that tunes a model: of a new run, made of the data; of one that goes on, those in its
+  /// folder, made again where they are lost; on ranks but the first, those in the folder.
+  const Tokens& new_tokens(const TrainOptions& options, FileSystem& files);
+  const Tokens& kept_tokens(const RunConfig& config, const FileSystem::Path& out, FileSystem& files);
+  const Tokens& tokens(const RunConfig& config, const FileSystem::Path& out, FileSystem& files);
+  /// Of the data that the options name.
+  std::uint64_t digest(const TrainOptions& options, FileSystem& files);
 
  private:
   std::mutex mutex_;
   std::optional<Text> text_;
+  std::optional<Tokens> tokens_;
 };
 
 /// A run's folder and what it begins or goes on with.

@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "collectives/world.h"
-#include "nn/batch_sampler.h"
 #include "nn/grad_scaler.h"
 #include "nn/optimizer.h"
 #include "nn/schedules.h"
@@ -19,22 +18,18 @@
 #include "runtime/timeline.h"
 #include "shard/checkpoint.h"
 #include "shard/fully_shard.h"
-#include "shard/summon.h"
 #include "tools/among_ranks.h"
-#include "tools/evaluate.h"
-#include "tools/generate.h"
+#include "tools/byte_job.h"
 #include "tools/metrics.h"
-#include "tools/sharding.h"
 #include "tools/start.h"
 #include "tools/trace.h"
+#include "tools/training_job.h"
+#include "tools/tuning_job.h"
 
 namespace sherd::tools {
 namespace {
 
 using Path = FileSystem::Path;
-
-/// Bytes of the validation part that the validations on the way look at; the one at the end takes all.
-constexpr std::int64_t validation_sample = 16384;
 
 /// Time spent since it was started.
 class Stopwatch {
@@ -46,34 +41,24 @@ class Stopwatch {
   Clock::time_point start_ = Clock::now();
 };
 
-nn::Gpt seeded_model(const TrainOptions& options) {
-  manual_seed(options.seed);
-  nn::Gpt model(model_options(options));
-  model.to(device_named(options.device));
-  return model;
-}
-
-/// Matrices decay, vectors do not.
-std::vector<nn::ParamGroup> groups(const nn::Gpt& model, double weight_decay) {
-  nn::ParamGroup matrices{.weight_decay = weight_decay}, vectors{.weight_decay = 0};
-  for (const nn::Parameter& p : model.parameters())
-    (p.shape().rank() >= 2 ? matrices : vectors).params.push_back(p);
-  return {std::move(matrices), std::move(vectors)};
+/// Keeps the data that `text` has.
+std::unique_ptr<TrainingJob> job_of(const Start& start, SharedText& text, const World& world,
+                                    FileSystem& files) {
+  const TrainOptions& options = start.config.options;
+  if (options.model.empty()) return std::make_unique<ByteJob>(options, text.get(options, files), world);
+  return std::make_unique<TuningJob>(options, text.tokens(start.config, start.out, files), world, files);
 }
 
 /// What a step was done with, and what it met: numbers that may still be on their way from a device.
 struct Step {
-  struct Part {
-    LateValue loss;
-    double share;  ///< of the batch
-  };
   std::int64_t number;
   double lr;
-  std::vector<Part> losses;
+  std::vector<TrainingJob::Part> losses;
   LateValue norm;
   std::optional<LateValue> skipped;  ///< not 0 where a scaled gradient overflowed
   double seconds;                    ///< that the host was at it, so far
   std::int64_t memory;               ///< bytes that this rank's tensors held at most
+  std::int64_t tokens;               ///< of the batch, over all ranks
 };
 
 /// Who hears of the run here, and who may end it.
@@ -86,21 +71,15 @@ struct Ears {
 /// on all of them alike; the folder is rank 0's, who lets the others write their parts of checkpoints.
 class Run {
  public:
-  Run(const World& world, Start start, const Text& text, FileSystem& files, Ears ears)
+  Run(const World& world, Start start, std::unique_ptr<TrainingJob> job, FileSystem& files, Ears ears)
       : lock_(std::move(start.lock)),
         group_(world.group()),
         out_(std::move(start.out)),
         config_(std::move(start.config)),
-        text_(text),
         files_(files),
         ears_(ears),
-        model_(seeded_model(options())),
-        replicas_(shard_model(model_, options(), world)),
-        optimizer_(groups(model_, options().weight_decay), {.lr = options().lr, .beta2 = options().beta2}),
-        sampler_(static_cast<std::int64_t>(text_.train.size()) - options().context, {.batch = options().batch,
-                                                                                     .seed = options().seed,
-                                                                                     .rank = group_.rank(),
-                                                                                     .world = group_.size()}),
+        job_(std::move(job)),
+        optimizer_(job_->groups(), {.lr = options().lr, .beta2 = options().beta2}),
         schedule_{options().lr, options().min_lr, options().warmup,
                   std::max(options().steps, options().warmup)},
         scaler_({.scaling = options().param_dtype == "f16" ? nn::Scaling::on : nn::Scaling::off}) {
@@ -112,9 +91,8 @@ class Run {
 
   /// Goes back to the checkpoint that the configuration is of.
   void restore() {
-    shard::load_checkpoint(model_, optimizer_, checkpoint_path(out_, config_.step), group_, files_);
+    shard::load_checkpoint(job_->model(), optimizer_, checkpoint_path(out_, config_.step), group_, files_);
     set_generator(config_.generator);
-    sampler_.set_step(config_.step);
     restore_scale();
     if (!leads()) return;
     cut_metrics(out_ / speed_name, config_.step, files_,
@@ -124,24 +102,26 @@ class Run {
   }
 
   Device device() const { return device_named(options().device); }
-  void watch(Trace& trace) { trace.watch(model_); }
+  void watch(Trace& trace) { trace.watch(job_->model()); }
 
   TrainResult finish() {
     if (leads()) announce();
     const bool finished = train_steps();
     TrainResult result;
     if (finished) {
-      result.val_loss = evaluate(model_, text_.validation, std::numeric_limits<std::int64_t>::max(), group_);
-      result.sample = sample();
+      result.val_loss = job_->validate(TrainingJob::Extent::all);
+      job_->finish(out_, checkpoint_path(out_, config_.best ? config_.best->step : config_.step), result);
     }
     if (!leads()) return {};
     result.out = out_;
     result.step = config_.step;
     result.loss = config_.loss;
-    result.bigram = bigram_;
+    result.bigram = bigram_.value_or(0);
     result.tokens_per_s = tokens_per_s();
     if (finished) {
-      metrics_->add({{"step", config_.step}, {"final_val_loss", *result.val_loss}, {"bigram", bigram_}});
+      nlohmann::ordered_json line = {{"step", config_.step}, {"final_val_loss", *result.val_loss}};
+      if (bigram_) line["bigram"] = *bigram_;
+      metrics_->add(line);
       metrics_->sync();
     }
     ears_.reporter.finished(result);
@@ -159,10 +139,11 @@ class Run {
   }
 
   void announce() {
-    bigram_ = bigram_loss(text_);
-    ears_.reporter.started({out_, config_.step, options().steps, model_.parameter_count(), text_.files,
-                            static_cast<std::int64_t>(text_.train.size()),
-                            static_cast<std::int64_t>(text_.validation.size()), bigram_});
+    RunFacts facts{.out = out_, .step = config_.step, .steps = options().steps};
+    facts.parameters = job_->model().parameter_count();
+    job_->describe(facts);
+    bigram_ = facts.bigram;
+    ears_.reporter.started(facts);
     metrics_.emplace(out_ / metrics_name, files_);
     speed_.emplace(out_ / speed_name, files_);
     if (options().warmup > options().steps)
@@ -211,7 +192,7 @@ class Run {
   Numbers read(const Step& step) {
     const Stopwatch watch;
     double own = 0;
-    for (const Step::Part& part : step.losses) own += part.loss.read() * part.share;
+    for (const TrainingJob::Part& part : step.losses) own += part.loss.read() * part.share;
     Numbers numbers{mean(group_, own), step.norm.read(), step.skipped && step.skipped->read() != 0, 0};
     check_finite("loss", numbers.loss, step.number);
     if (!numbers.skipped) check_finite("norm of the gradient", numbers.norm, step.number);
@@ -234,7 +215,7 @@ class Run {
     if (val_loss) line["val_loss"] = *val_loss;
     metrics_->add(line);
     speed_->add({{"step", step.number},
-                 {"tokens_per_s", tokens_a_step() / numbers.seconds},
+                 {"tokens_per_s", static_cast<double>(step.tokens) / numbers.seconds},
                  {"memory", step.memory}});
     const auto left = static_cast<double>(options().steps - step.number);
     ears_.reporter.stepped(
@@ -248,15 +229,17 @@ class Run {
     MemoryLedger& memory = Context::current().memory();
     memory.reset_peak(device().type);
     const double lr = schedule_(config_.step);
-    std::vector<Step::Part> losses = forward_backward();
+    const std::int64_t tokens = job_->tokens(config_.step);
+    std::vector<TrainingJob::Part> losses =
+        job_->forward_backward(config_.step, [&](const Tensor& loss) { scaler_.scale(loss).backward(); });
     const double limit = options().clip > 0 ? options().clip : std::numeric_limits<double>::infinity();
     scaler_.unscale_(optimizer_);
-    const Tensor whole = shard::grad_norm(model_.parameters());
+    const Tensor whole = shard::grad_norm(job_->model().parameters());
     LateValue norm(whole);
     optimizer_.set_lr(lr);
     std::optional<LateValue> skipped;
     if (scaler_.enabled()) {
-      nn::clip_grads_with_norm_(model_.parameters(), limit, whole);
+      nn::clip_grads_with_norm_(job_->model().parameters(), limit, whole);
       skipped.emplace(scaler_.step(optimizer_));
     } else {
       optimizer_.step_clipped(whole, limit);
@@ -264,32 +247,11 @@ class Run {
     scaler_.update();
     optimizer_.zero_grad();
     ++config_.step;
-    trained_tokens_ += options().batch * options().context;
+    trained_tokens_ += tokens;
     const double seconds = watch.seconds();
     trained_seconds_ += seconds;
-    return {config_.step,       lr,      std::move(losses),         std::move(norm),
-            std::move(skipped), seconds, memory.peak(device().type)};
-  }
-
-  /// Gradients of the mean loss over this rank's share of the batch, micro-batch by micro-batch; gives their
-  /// losses. All ranks have equal shares, so their average is the whole batch's.
-  std::vector<Step::Part> forward_backward() {
-    const std::vector<std::int64_t> samples = sampler_.next();
-    std::span<const std::int64_t> rest = samples;
-    const std::size_t rows =
-        options().micro_batch > 0 ? static_cast<std::size_t>(options().micro_batch) : samples.size();
-    std::vector<Step::Part> losses;
-    while (!rest.empty()) {
-      const std::size_t n = std::min(rows, rest.size());
-      const double share = static_cast<double>(n) / static_cast<double>(samples.size());
-      const nn::Batch batch = batch_for(model_, text_.train, rest.first(n));
-      Tensor logits = flatten(model_(batch.tokens), 0, 1);
-      const Tensor loss = training_loss(std::exchange(logits, {}), flatten(batch.targets), share);
-      scaler_.scale(share < 1 ? mul(loss, share) : loss).backward();
-      losses.push_back({LateValue(loss), share});
-      rest = rest.subspan(n);
-    }
-    return losses;
+    return {config_.step,       lr,      std::move(losses),          std::move(norm),
+            std::move(skipped), seconds, memory.peak(device().type), tokens};
   }
 
   std::optional<LossScale> scale_now() const {
@@ -321,8 +283,7 @@ class Run {
 
   double validate_step() {
     const TimelineSlice slice("step", "validation");
-    const std::int64_t windows = std::max<std::int64_t>(validation_sample / options().context, 1);
-    const double loss = evaluate(model_, text_.validation, windows, group_);
+    const double loss = job_->validate(TrainingJob::Extent::sample);
     check_finite("validation loss", loss, config_.step);
     if (!config_.best || loss < config_.best->loss) config_.best = {config_.step, loss};
     return loss;
@@ -335,26 +296,12 @@ class Run {
       config_.generator = Context::current().generator().state();
       config_.loss_scale = scale_now();
     }
-    save_checkpoint(out_, config_, model_, optimizer_, group_, files_);
+    save_checkpoint(out_, config_, job_->model(), optimizer_, group_, files_);
     if (!leads()) return;
     remove_old(out_, config_, files_);
     ears_.reporter.saved(checkpoint_path(out_, config_.step));
   }
 
-  /// What `sherd sample` would make of the last checkpoint.
-  std::string sample() {
-    std::optional<nn::Gpt> whole;
-    {  // other ranks hold one unit's parameters at a time
-      const auto scope = shard::summon_full_params(model_, {.writeback = false, .rank0_only = true});
-      if (!leads()) return {};
-      whole.emplace(model_options(options()));
-      whole->load_state_dict(model_.state_dict());
-    }
-    whole->eval();
-    return generate(*whole, "\n", {.tokens = options().sample, .seed = options().seed});
-  }
-
-  double tokens_a_step() const { return static_cast<double>(options().batch * options().context); }
   double tokens_per_s() const {
     return trained_seconds_ > 0 ? static_cast<double>(trained_tokens_) / trained_seconds_ : 0;
   }
@@ -363,16 +310,13 @@ class Run {
   Group group_;
   Path out_;
   RunConfig config_;
-  const Text& text_;
   FileSystem& files_;
   Ears ears_;
-  nn::Gpt model_;
-  std::unique_ptr<shard::DataParallel> replicas_;
+  std::unique_ptr<TrainingJob> job_;
   nn::AdamW optimizer_;
-  nn::BatchSampler sampler_;
   nn::CosineSchedule schedule_;
   nn::GradScaler scaler_;
-  double bigram_ = 0;
+  std::optional<double> bigram_;
   std::optional<Metrics> metrics_, speed_;
   std::int64_t trained_tokens_ = 0;
   double trained_seconds_ = 0;
@@ -381,6 +325,7 @@ class Run {
 }  // namespace
 
 Reporter::~Reporter() = default;
+TrainingJob::~TrainingJob() = default;
 
 TrainResult train(const TrainOptions& asked, FileSystem& files, Reporter& reporter) {
   check_ranges(asked);
@@ -393,9 +338,9 @@ TrainResult train(const TrainOptions& asked, FileSystem& files, Reporter& report
     const bool may_stop = first || std::this_thread::get_id() == caller;
     if (may_stop) reporter.met();
     Start start = start_run(asked, files, text, world);
-    const Text& read = text.get(start.config.options, files);
     std::optional<Trace> trace;  // outlives the modules that it watches
-    Run run(world, std::move(start), read, files, {reporter, may_stop});
+    std::unique_ptr<TrainingJob> job = job_of(start, text, world, files);
+    Run run(world, std::move(start), std::move(job), files, {reporter, may_stop});
     asked.resume ? run.restore() : run.begin();
     if (!asked.trace.empty()) run.watch(trace.emplace(asked.trace, files, world.group(), run.device()));
     TrainResult mine = run.finish();

@@ -1,4 +1,5 @@
-// The main job: trains a GPT on bytes. Prints nothing; a reporter hears of everything.
+// The main job: trains a GPT on bytes, or tunes a model of a folder of the Hub. Prints nothing; a reporter
+// hears of everything.
 #pragma once
 
 #include <optional>
@@ -9,12 +10,14 @@
 
 namespace sherd::tools {
 
-/// What is known before the first step. Sizes in bytes, losses in nats a byte.
+/// What is known before the first step. Losses are in nats a byte, of a model from a folder a token.
 struct RunFacts {
   FileSystem::Path out;
-  std::int64_t step, steps;  ///< done and in all
-  std::int64_t parameters, files, train_bytes, validation_bytes;
-  double bigram;
+  std::int64_t step = 0, steps = 0;  ///< done and in all
+  std::int64_t parameters = 0, files = 0;
+  std::int64_t train_bytes = 0, validation_bytes = 0;  ///< of a model from a folder: tokens
+  std::optional<std::int64_t> trained{};               ///< parameters, where the others are frozen
+  std::optional<double> bigram{};                      ///< of a model of bytes
 };
 
 struct StepFacts {
@@ -51,6 +54,7 @@ struct TrainResult {
   double bigram = 0;
   double tokens_per_s = 0;
   std::string sample;
+  FileSystem::Path tuned;  ///< the folder that a run from a model's folder leaves at its end
 };
 
 /// Trains from the start, or goes on where the newest checkpoint was, to the same bits as a run that was

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "collectives/world.h"
+#include "nn/pretrained.h"
 #include "runtime/backend.h"
 #include "runtime/error.h"
 #include "runtime/shown.h"
@@ -50,6 +51,23 @@ void check_ranks(const TrainOptions& o) {
                     o.ranks);
 }
 
+/// Of a run from a model's folder.
+void check_tuning(const TrainOptions& o) {
+  check<ValueError>(o.context >= 2, "--context {}: is at least 2 tokens", o.context);
+  check<ValueError>(o.lora_dropout < 1,
+                    "--lora-dropout {}: would drop everything; take a probability below 1", o.lora_dropout);
+  for (const char* name : {"lora-alpha", "lora-dropout", "lora-layers", "base-dtype"})
+    check<ValueError>(o.lora > 0 || !o.given.contains(name),
+                      "--{}: is of adapters; give their rank with --lora", name);
+  check<ValueError>(o.lora == 0 || o.layout == "per-parameter" || o.base_dtype == "f32",
+                    "--layout {}: has one dtype, and adapters are f32 over weights in {}; take --layout "
+                    "per-parameter or --base-dtype f32",
+                    o.layout, o.base_dtype);
+  for (const char* name : {"layers", "heads", "width", "dropout"})
+    check<ValueError>(!o.given.contains(name), "--{}: the model in '{}' has its own; leave it out", name,
+                      shown(o.model, 300));
+}
+
 }  // namespace
 
 void check_ranges(const TrainOptions& o) {
@@ -57,11 +75,16 @@ void check_ranges(const TrainOptions& o) {
   check<ValueError>(o.threads >= 0 && o.threads <= 4096,
                     "--threads {}: takes a number from 1 to 4096, or 0 for all cores", o.threads);
   reshard_of(o);
+  for (const char* name : {"epochs", "lora", "lora-alpha", "lora-dropout", "lora-layers", "base-dtype"})
+    check<ValueError>(!o.model.empty() || o.resume || !o.given.contains(name),
+                      "--{}: is of a run from a model's folder; name one with --model", name);
 }
 
 void validate(const TrainOptions& o) {
   check_ranges(o);
-  check<ValueError>(o.width % o.heads == 0, "--heads {}: does not divide --width {}", o.heads, o.width);
+  if (!o.model.empty()) check_tuning(o);
+  check<ValueError>(!o.model.empty() || o.width % o.heads == 0, "--heads {}: does not divide --width {}",
+                    o.heads, o.width);
   check<ValueError>(o.micro_batch <= o.batch, "--micro-batch {}: is more than --batch {}", o.micro_batch,
                     o.batch);
   check<ValueError>(o.dropout < 1, "--dropout {}: would drop everything; take a probability below 1",
@@ -70,6 +93,49 @@ void validate(const TrainOptions& o) {
   check<ValueError>(o.lr > 0, "--lr {}: must be above 0", o.lr);
   check<ValueError>(o.min_lr <= o.lr, "--min-lr {}: is above --lr {}", o.min_lr, o.lr);
   check_ranks(o);
+}
+
+TrainOptions with_tuning_defaults(TrainOptions o, FileSystem& files) {
+  const bool is_gpt = nn::pretrained_kind(o.model, files) == nn::PretrainedKind::gpt;
+  std::int64_t positions = 0;
+  if (is_gpt) {
+    const nn::GptOptions m = nn::gpt_options(o.model, files);
+    o.layers = m.layers, o.heads = m.heads, o.width = m.width, positions = m.context;
+  } else {
+    const nn::LlamaOptions m = nn::llama_options(o.model, files);
+    o.layers = m.num_hidden_layers, o.heads = m.num_attention_heads, o.width = m.hidden_size;
+    positions = m.max_position_embeddings;
+  }
+  const auto fallback = [&](const char* name, auto& value, auto standard) {
+    if (!o.given.contains(name)) value = standard;
+  };
+  fallback("lr", o.lr, o.lora > 0 ? 2e-4 : 2e-5);
+  fallback("min-lr", o.min_lr, 0.0);
+  fallback("beta2", o.beta2, 0.999);
+  fallback("weight-decay", o.weight_decay, 0.0);
+  fallback("context", o.context, std::min<std::int64_t>(1024, positions));
+  fallback(
+      "batch", o.batch,
+      std::max<std::int64_t>(8 / std::max<std::int64_t>(o.ranks, 1), 1) * std::max<std::int64_t>(o.ranks, 1));
+  fallback("micro-batch", o.micro_batch, std::int64_t{1});
+  fallback("lora-alpha", o.lora_alpha, 2.0 * static_cast<double>(o.lora));
+  if (o.lora_alpha == 0) o.lora_alpha = 2.0 * static_cast<double>(o.lora);
+  check<ValueError>(o.context <= positions, "--context {}: the model in '{}' has {} positions", o.context,
+                    shown(o.model, 300), positions);
+  return o;
+}
+
+TrainOptions with_steps(TrainOptions o, std::int64_t rows) {
+  if (!o.given.contains("batch")) o.batch = std::max(std::min(o.batch, rows) / o.ranks * o.ranks, o.ranks);
+  check<ValueError>(
+      rows >= o.batch,
+      "--batch {}: the data makes {} rows of up to {} tokens; give a smaller batch, fewer ranks, a "
+      "shorter --context or more data",
+      o.batch, rows, o.context);
+  if (!o.given.contains("steps")) o.steps = o.epochs * (rows / o.batch);
+  if (!o.given.contains("warmup")) o.warmup = std::max<std::int64_t>(o.steps * 3 / 100, 1);
+  if (!o.given.contains("eval-every")) o.eval_every = std::max<std::int64_t>(o.steps / 10, 1);
+  return o;
 }
 
 json to_json(const TrainOptions& options) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "nn/gpt.h"
+#include "runtime/io/file_system.h"
 #include "shard/options.h"
 
 namespace sherd::tools {
@@ -38,6 +39,14 @@ struct TrainOptions {
   std::string param_dtype = "f32", reduce_dtype = "f32";
   std::string reshard = "true";  ///< true, false or a number of ranks
   std::string device = "cpu";    ///< where it is computed: cpu or cuda
+
+  // Of a run that tunes the model of a folder; see `with_tuning_defaults`.
+  std::string model;  ///< the folder; none: a Gpt on bytes, from nothing
+  std::int64_t epochs = 3;
+  std::int64_t lora = 0;                    ///< rank of adapters; 0: all weights are trained
+  double lora_alpha = 0, lora_dropout = 0;  ///< alpha 0: twice the rank
+  std::string lora_layers = "all-linear";   ///< names with commas between
+  std::string base_dtype = "bf16";          ///< of what adapters leave frozen
 
   /// Names of the settings that were asked for. The others are taken from the checkpoint when a run is
   /// resumed.
@@ -107,6 +116,79 @@ void visit_rank_settings(auto& o, auto&& on) {
      o.device);
 }
 
+/// Of the settings, those of a run that tunes a model of a folder.
+void visit_tuning_settings(auto& o, auto&& on) {
+  using enum OnResume;
+  on(Setting{"model",
+             "folder of a model to go on from (config.json, model.safetensors, tokenizer), of Llama's family "
+             "or GPT-2: --data is then also lines of JSON (.jsonl), --context and --batch count its tokens "
+             "and rows of them, and defaults are those of tuning: --lr 2e-5 (2e-4 with --lora), --min-lr 0, "
+             "--beta2 0.999, --weight-decay 0, --batch 8, --micro-batch 1, --context 1024 or what the model "
+             "has, --warmup 3% of the steps, --eval-every a tenth of them",
+             "TinyLlama-1.1B",
+             0,
+             0,
+             refused,
+             {},
+             true},
+     o.model);
+  on(Setting{"epochs",
+             "with --model: how often the data is gone through, unless --steps is given",
+             "1",
+             1,
+             1 << 20,
+             recorded,
+             {},
+             true},
+     o.epochs);
+  on(
+      Setting{
+          "lora",
+          "with --model: rank of adapters (LoRA), which are trained in f32 in place of the weights; 0 trains "
+          "all weights",
+          "16",
+          0,
+          1 << 20,
+          refused,
+          {},
+          true},
+      o.lora);
+  on(Setting{"lora-alpha",
+             "with --lora: what adapters add is times alpha / rank; 0 takes twice the rank",
+             "32",
+             0,
+             1 << 30,
+             refused,
+             {},
+             true},
+     o.lora_alpha);
+  on(Setting{"lora-dropout",
+             "with --lora: probability that a feature is dropped from what an adapter is given in training, "
+             "below 1",
+             "0.05",
+             0,
+             1,
+             refused,
+             {},
+             true},
+     o.lora_dropout);
+  on(
+      Setting{
+          "lora-layers",
+          "with --lora: names of linear layers that get adapters, or the ends of names, with commas between; "
+          "all-linear is all but the head",
+          "q_proj,v_proj",
+          0,
+          0,
+          refused,
+          {},
+          true},
+      o.lora_layers);
+  on(Setting{"base-dtype", "with --lora: dtype of the frozen weights", "f32", 0, 0, refused, "bf16|f32",
+             true},
+     o.base_dtype);
+}
+
 /// Calls `on(setting, value)` for every setting of `o`, constant or not.
 void visit_settings(auto& o, auto&& on) {
   using enum OnResume;
@@ -151,12 +233,20 @@ void visit_settings(auto& o, auto&& on) {
   on(Setting{"seed", "seed of weights, batches and dropout, a whole number from 0", "42", 0, 0x1p64, refused},
      o.seed);
   visit_rank_settings(o, on);
+  visit_tuning_settings(o, on);
 }
 
 /// ValueError naming the flag for a value that is none of its range or its words.
 void check_ranges(const TrainOptions& options);
 /// The same, and for values that do not fit together.
 void validate(const TrainOptions& options);
+
+/// With a model's folder: `o` with what tuning has for settings that were not given, as far as sizes of the
+/// model say them; its layers, heads and width are the model's. ValueError and FileError as of reading
+/// config.json, and for settings that such a run has not.
+TrainOptions with_tuning_defaults(TrainOptions o, FileSystem& files);
+/// And what follows from how many rows the data makes.
+TrainOptions with_steps(TrainOptions o, std::int64_t rows);
 
 /// The settings that a checkpoint records, by name.
 nlohmann::json to_json(const TrainOptions& options);

@@ -59,6 +59,17 @@ Tensor smoothed(const LinearCrossEntropyRule& rule, const Tensor& g, const Tenso
   return to(scatter_add(less, 1, at, mul(rows, rule.label_smoothing)), g.dtype());
 }
 
+/// The same of all logits at once, whose gradients have gradients.
+Tensors of_all_logits(const LinearCrossEntropyRule& rule, Inputs in) {
+  const CrossEntropyOptions options{.reduction = rule.reduction,
+                                    .ignore_index = rule.ignore_index,
+                                    .precision = rule.precision,
+                                    .label_smoothing = rule.label_smoothing};
+  const TensorOptions wide{compute_dtype(in[0].dtype()), in[0].device()};
+  return {cross_entropy(linear(in[0], in[1], in[3]), in[2], options), zeros({2, in[2].numel()}, wide),
+          zeros({}, wide)};
+}
+
 /// A gradient that chunks add to: in its place, or of 16 bits beside it in f32.
 class Total {
  public:
@@ -106,25 +117,32 @@ Specs LinearCrossEntropy::infer(SpecSpan in) const {
           {{}, wide, x.device}};
 }
 
-void LinearCrossEntropy::run(Inputs in, Outputs out) const {
+Tensors LinearCrossEntropy::reference(Inputs in) const {
   const Tensor &x = in[0], &weight = in[1], &targets = in[2], &bias = in[3];
-  const Tensor normalizers = written(out[1]), count = written(out[2]);
-  const Tensor rows = empty(targets.shape(), {normalizers.dtype(), x.device()});
+  std::vector<Tensor> losses, normalizers;
   for_chunks(rule, x, weight, [&](std::int64_t first, std::int64_t size) {
     const Tensor logits = linear(narrow(x, 0, first, size), weight, bias);
     const Tensors found = row_losses(rule, logits, narrow(targets, 0, first, size));
-    copy_(narrow(rows, 0, first, size), found[0]);
-    copy_(narrow(normalizers, 1, first, size), found[1]);
+    losses.push_back(found[0]);
+    normalizers.push_back(found[1]);
   });
-  copy_(count, to(sum(not_equal(targets, rule.ignore_index)), count.dtype()));
-  Tensor loss = rows;
-  if (rule.reduction != Reduction::none) loss = sum(rows);
+  const TensorOptions wide{compute_dtype(x.dtype()), x.device()};
+  if (losses.empty()) losses.push_back(zeros({0}, wide)), normalizers.push_back(zeros({2, 0}, wide));
+  const Tensor count = to(sum(not_equal(targets, rule.ignore_index)), wide.dtype);
+  Tensor loss = cat(losses);
+  if (rule.reduction != Reduction::none) loss = sum(loss);
   if (rule.reduction == Reduction::mean) loss = div(loss, count);
-  copy_(written(out[0]), loss);
+  return {rule.precision == LossPrecision::wide ? loss : to(loss, x.dtype()), cat(normalizers, 1), count};
+}
+
+void LinearCrossEntropy::run(Inputs in, Outputs out) const {
+  const Tensors found = reference(in);
+  for (std::size_t i = 0; i < found.size(); ++i) copy_(written(out[i]), found[i]);
 }
 
 Tensors LinearCrossEntropy::grad(const GradArgs& args) const {
-  if (args.create_graph) return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
+  if (args.create_graph)
+    return detail::reference_gradient(args, [this](Inputs in) { return of_all_logits(rule, in); });
   constexpr std::size_t places[] = {0, 1, 3};
   LinearCrossEntropyGrad back{rule, 0};
   for (std::size_t i = 0; i < 3; ++i)
@@ -137,16 +155,6 @@ Tensors LinearCrossEntropy::grad(const GradArgs& args) const {
   for (std::size_t i = 0; i < 3; ++i)
     if (has(back.wanted, i)) grads[places[i]] = found[next++];
   return grads;
-}
-
-Tensors LinearCrossEntropy::reference(Inputs in) const {
-  const CrossEntropyOptions options{.reduction = rule.reduction,
-                                    .ignore_index = rule.ignore_index,
-                                    .precision = rule.precision,
-                                    .label_smoothing = rule.label_smoothing};
-  const DType wide = compute_dtype(in[0].dtype());
-  return {cross_entropy(linear(in[0], in[1], in[3]), in[2], options),
-          zeros({2, in[2].numel()}, {wide, in[0].device()}), zeros({}, {wide, in[0].device()})};
 }
 
 Specs LinearCrossEntropyGrad::infer(SpecSpan in) const {

@@ -49,7 +49,7 @@ TEST_CASE("llama: logits from a cache are those of the whole sequence") {
       CHECK(distance(model(narrow(x, 1, at, n), cache), narrow(whole, 1, at, n)) < 1e-5);
       at += n;
     }
-    CHECK(one_line_about(message_of<ShapeError>([&] { model(tokens({3, 1}), cache); }), "position 12"));
+    CHECK(one_line_about(message_of<ShapeError>([&] { model(tokens({3, 1}), cache); }), "13 positions"));
   }
   Tensor other = clone(x);
   fill_(narrow(other, 1, 7, 5), 3);

@@ -251,6 +251,12 @@ TEST_CASE("a resumed run refuses every setting that would make it another run, b
     if (setting.name == "heads") changed.heads = 4;
     if (setting.name == "layers") changed.layers = 2;
     if (setting.name == "lr") changed.min_lr = changed.lr;
+    if (setting.name == "model") changed.model = "elsewhere";
+    if (setting.name == "lora") changed.lora = 2;
+    if (setting.name == "lora-alpha") changed.lora_alpha = 2;
+    if (setting.name == "lora-dropout") changed.lora_dropout = 0.5;
+    if (setting.name == "lora-layers") changed.lora_layers = "qkv";
+    if (setting.name == "base-dtype") changed.base_dtype = "f32";
     INFO(setting.name << " was " << value);
     CHECK_THAT(message_of<ValueError>([&] { runs.run(changed); }),
                Catch::Matchers::ContainsSubstring("--" + std::string(setting.name) + " "));
