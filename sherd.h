@@ -70,6 +70,7 @@
 #include "shard/fully_shard.h"
 #include "shard/gather_plan.h"
 #include "shard/lost_steps.h"
+#include "shard/muon.h"
 #include "shard/optimizer_state.h"
 #include "shard/run_state.h"
 #include "shard/saved_state.h"

@@ -1709,6 +1709,40 @@ def make_optim():
     return area
 
 
+# ---- Muon ------------------------------------------------------------------------------------------------------------
+
+def make_muon():
+    """Matrices after each of five steps; `exact` cases iterate in the parameters' dtype, where PyTorch rounds to bf16."""
+    import inspect
+    from torch.optim import _muon
+    rounding = _muon._zeropower_via_newtonschulz
+    scope = dict(_muon.__dict__)
+    exec(inspect.getsource(rounding).replace("torch.bfloat16", "grad.dtype"), scope)
+    area = Area()
+    for (tag, options), exact, dtype in itertools.product(
+            (("defaults", {}), ("plain", {"nesterov": False, "weight_decay": 0.0, "momentum": 0.8}),
+             ("like adamw", {"adjust_lr_fn": "match_rms_adamw", "lr": 0.02}), ("no steps", {"ns_steps": 0, "lr": 0.1})),
+            (True, False), WIDE):
+        name = join("muon", tag, "exact" if exact else "bf16", NAMES[dtype])
+        draw = Draw(name)
+        params = [nn.Parameter(draw.normal(*shape, dtype=dtype)) for shape in ((4, 6), (6, 4), (5, 5), (1, 7))]
+        grads = [draw.normal(5, *p.shape, dtype=dtype) for p in params]
+        tensors = {f"in{i}": p.detach().clone() for i, p in enumerate(params)} | {f"grads{i}": g for i, g in enumerate(grads)}
+        optimizer = torch.optim.Muon(params, **options)
+        _muon._zeropower_via_newtonschulz = scope["_zeropower_via_newtonschulz"] if exact else rounding
+        history = [[] for _ in params]
+        for step in range(5):
+            for p, g, after in zip(params, grads, history):
+                p.grad = g[step].clone()
+            optimizer.step()
+            for p, after in zip(params, history):
+                after.append(p.detach().clone())
+        _muon._zeropower_via_newtonschulz = rounding
+        tensors |= {f"out{i}": torch.stack(after) for i, after in enumerate(history)}
+        area.note(name, "Muon", {"options": options, "exact": exact}, tensors)
+    return area
+
+
 # ---- a small Gpt -----------------------------------------------------------------------------------------------------
 
 GPT = {"layers": 2, "heads": 2, "width": 16, "context": 8, "vocab": 32}
@@ -1862,7 +1896,7 @@ def make_masks():
 
 AREAS = {"elementwise": make_elementwise, "views": make_views, "reduce": make_reduce, "linalg": make_linalg, "nn": make_nn, "layers": make_layers_area,
          "indexing": make_indexing, "statistics": make_statistics, "losses": make_losses, "networks": make_networks,
-         "images": make_images, "compositions": make_compositions, "masks": make_masks,
+         "images": make_images, "compositions": make_compositions, "masks": make_masks, "muon": make_muon,
          "optim": make_optim, "gpt": make_gpt, "gpt_weights": make_gpt_weights}
 
 
