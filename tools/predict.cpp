@@ -21,7 +21,7 @@ std::string predict(const PredictOptions& o, FileSystem& files) {
   }
   check<ValueError>(all.tokens > 0,
                     "--data: has no token behind another one, so there is nothing to predict");
-  return fmt::format("tokens={} nats_per_token={:.6f} perplexity={:.6f}\n", all.tokens, all.per_token(),
+  return fmt::format("tokens={} loss={:.6f} perplexity={:.6f}\n", all.tokens, all.per_token(),
                      all.value());
 }
 

@@ -16,7 +16,7 @@ struct PredictOptions {
   std::int64_t stride = 0;        ///< tokens from one window's beginning to the next; 0 for half of it
 };
 
-/// One line: tokens that were scored, nats a token and perplexity, of all files, each of which is a text of
+/// One line: tokens that were scored, loss in nats a token and perplexity, of all files, each of which is a text of
 /// its own. ValueError and FileError name the flag, the folder or the file that is at fault.
 std::string predict(const PredictOptions& options, FileSystem& files);
 
