@@ -11,7 +11,7 @@
 namespace sherd::tools {
 namespace {
 
-using Tokens = std::vector<std::int64_t>;
+using TokenList = std::vector<std::int64_t>;
 
 void validate(const WriteOptions& o) {
   constexpr std::int64_t most = 1 << 30;
@@ -59,8 +59,8 @@ class InTurn {
 };
 
 /// What ends a text: the model's own tokens, and those that are a stop text, since special ones have no text.
-Tokens stop_tokens_of(const PretrainedModel& from, const WriteOptions& o) {
-  Tokens tokens = from.end_tokens;
+TokenList stop_tokens_of(const PretrainedModel& from, const WriteOptions& o) {
+  TokenList tokens = from.end_tokens;
   for (const std::string& text : o.stop)
     if (const auto token = from.tokenizer.token_to_id(text)) tokens.push_back(*token);
   return tokens;
@@ -68,15 +68,15 @@ Tokens stop_tokens_of(const PretrainedModel& from, const WriteOptions& o) {
 
 /// The texts of prompts, each behind its own tokens.
 std::vector<std::unique_ptr<nn::TextStream>> streams_of(const PretrainedModel& from, const WriteOptions& o,
-                                                        const std::vector<Tokens>& prompts) {
+                                                        const std::vector<TokenList>& prompts) {
   std::vector<std::unique_ptr<nn::TextStream>> streams;
-  for (const Tokens& prompt : prompts)
+  for (const TokenList& prompt : prompts)
     streams.push_back(std::make_unique<nn::TextStream>(
         from.tokenizer, nn::TextStreamOptions{.stop_texts = o.stop, .behind = prompt}));
   return streams;
 }
 
-void write_drawn(const PretrainedModel& from, const WriteOptions& o, const std::vector<Tokens>& prompts,
+void write_drawn(const PretrainedModel& from, const WriteOptions& o, const std::vector<TokenList>& prompts,
                  InTurn& texts) {
   const auto streams = streams_of(from, o, prompts);
   std::vector<std::int64_t> left(prompts.size(), o.tokens);
@@ -98,7 +98,7 @@ void write_drawn(const PretrainedModel& from, const WriteOptions& o, const std::
 }
 
 /// Stop texts cut what the best beam has; they do not end the search.
-void write_beams(const PretrainedModel& from, const WriteOptions& o, const std::vector<Tokens>& prompts,
+void write_beams(const PretrainedModel& from, const WriteOptions& o, const std::vector<TokenList>& prompts,
                  InTurn& texts) {
   const nn::BeamOptions options{
       .beams = o.beams, .max_new_tokens = o.tokens, .stop_tokens = stop_tokens_of(from, o)};
@@ -122,7 +122,7 @@ void write_texts(const WriteOptions& o, FileSystem& files,
   validate(o);
   const nn::StopTexts checked(o.stop);
   const PretrainedModel from = read_pretrained(o.model, files);
-  std::vector<Tokens> prompts;
+  std::vector<TokenList> prompts;
   for (const std::string& prompt : o.prompts) {
     prompts.push_back(from.tokenizer.encode(prompt));
     check<ValueError>(
