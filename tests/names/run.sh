@@ -57,7 +57,8 @@ else
   pass "names of std"
 fi
 
-# CLASS::MEMBER of functions that the headers declare without a body, and of those that the library keeps to itself.
+# CLASS::MEMBER of functions that the headers declare without a body, and of those that the library keeps (t) or exports (T);
+# of overloads those with a body in the header are kept.
 declared() {
   (cd "$source" && sed -n 's/^#include "\(.*\)"/\1/p' sherd.h | xargs awk '
     /^(struct|class) .*\{$/ { name = $0; sub(/ (final )?(: .*)?\{$/, "", name); n = split(name, words, " "); inside = words[n]; next }
@@ -66,12 +67,13 @@ declared() {
       sub(/\(.*/, ""); n = split($0, words, /[ *&]/); print inside "::" words[n]
     }')
 }
-kept() { sed -nE '/\)::/d; s/^[0-9a-f]+ t sherd::(nn::|shard::)?([A-Z][A-Za-z]*::[a-z_0-9]+)\(.*\)( const)?$/\2/p'; }
+members() { sed -nE '/\)( const)?::/d; s/^[0-9a-f]+ '"$1"' sherd::(nn::|shard::)?([A-Z][A-Za-z]*::[a-z_0-9]+)\(.*\)( const)?$/\2/p' "$work/symbols" | sort -u; }
+[[ $library == none ]] || nm -C --defined-only "$library" >"$work/symbols"
 if [[ $library == none ]]; then
   skip "exports" "the library is built static alone, and exports all"
 elif (($(declared | wc -l) < 300)); then
   miss "exports" "only $(declared | wc -l) functions were found in the headers"
-elif hidden=$(comm -12 <(declared | sort -u) <(nm -C --defined-only "$library" | kept | sort -u)) && [[ $hidden ]]; then
+elif hidden=$(comm -12 <(declared | sort -u) <(comm -23 <(members t) <(members T))) && [[ $hidden ]]; then
   miss "exports" "public headers declare $(echo $hidden), and the library hides them; SHERD_API on the class or the function"
 else
   pass "exports"

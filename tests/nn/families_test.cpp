@@ -409,7 +409,7 @@ TEST_CASE("families: scaled positions are as many as the scaling was made for") 
 TEST_CASE("families: a batch without sequences, and sequences without tokens, have such logits") {
   each_golden([](const Golden& golden) {
     const Llama model = golden.model();
-    for (const Shape shape : {Shape{0, 4}, Shape{2, 0}, Shape{0, 0}})
+    for (const Shape& shape : {Shape{0, 4}, Shape{2, 0}, Shape{0, 0}})
       CHECK(model(zeros(shape, {i64})).shape() == Shape{shape[0], shape[1], model.options.vocab_size});
   });
 }
