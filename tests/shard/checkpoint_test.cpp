@@ -494,7 +494,7 @@ TEST_CASE("a part that is missing, cut, damaged or of another save is named on e
 
 TEST_CASE("a folder without what is to be loaded says what is amiss") {
   const TempDirectory folder;
-  CHECK_NOTHROW(check_refused(folder / "nowhere", 2, Way::rows, "nowhere' has neither index.json nor model"));
+  CHECK_NOTHROW(check_refused(folder / "nowhere", 2, Way::rows, "nowhere' is not there"));
   for (const int ranks : {1, 3}) {
     const Path alone = folder / fmt::format("alone {}", ranks),
                parts = folder / fmt::format("parts {}", ranks);
