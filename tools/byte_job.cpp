@@ -34,14 +34,6 @@ ByteJob::ByteJob(const TrainOptions& options, const Text& text, const World& wor
                {.batch = options.batch, .seed = options.seed, .rank = group_.rank(), .world = group_.size()}),
       bigram_(group_.rank() == 0 ? bigram_loss(text) : 0) {}
 
-/// Matrices decay, vectors do not.
-std::vector<nn::ParamGroup> ByteJob::groups() {
-  nn::ParamGroup matrices{.weight_decay = options_.weight_decay}, vectors{.weight_decay = 0};
-  for (const nn::Parameter& p : model_.parameters())
-    (p.shape().rank() >= 2 ? matrices : vectors).params.push_back(p);
-  return {std::move(matrices), std::move(vectors)};
-}
-
 /// All ranks have equal shares, so their average is the whole batch's.
 std::vector<TrainingJob::Part> ByteJob::forward_backward(std::int64_t step,
                                                          const std::function<void(const Tensor&)>& backward) {

@@ -13,7 +13,6 @@ class ByteJob final : public TrainingJob {
   ByteJob(const TrainOptions& options, const Text& text, const World& world);
 
   nn::Module& model() override { return model_; }
-  std::vector<nn::ParamGroup> groups() override;
   std::vector<Part> forward_backward(std::int64_t step,
                                      const std::function<void(const Tensor&)>& backward) override;
   std::int64_t tokens(std::int64_t step) const override;

@@ -41,6 +41,14 @@ class Stopwatch {
   Clock::time_point start_ = Clock::now();
 };
 
+/// What is trained; matrices decay, vectors do not.
+std::vector<nn::ParamGroup> groups(const nn::Module& model, double weight_decay) {
+  nn::ParamGroup matrices{.weight_decay = weight_decay}, vectors{.weight_decay = 0};
+  for (const nn::Parameter& p : model.parameters())
+    if (p.requires_grad()) (p.shape().rank() >= 2 ? matrices : vectors).params.push_back(p);
+  return {std::move(matrices), std::move(vectors)};
+}
+
 /// Keeps the data that `text` has.
 std::unique_ptr<TrainingJob> job_of(const Start& start, SharedText& text, const World& world,
                                     FileSystem& files) {
@@ -79,7 +87,8 @@ class Run {
         files_(files),
         ears_(ears),
         job_(std::move(job)),
-        optimizer_(job_->groups(), {.lr = options().lr, .beta2 = options().beta2}),
+        optimizer_(groups(job_->model(), options().weight_decay),
+                   {.lr = options().lr, .beta2 = options().beta2}),
         schedule_{options().lr, options().min_lr, options().warmup,
                   std::max(options().steps, options().warmup)},
         scaler_({.scaling = options().param_dtype == "f16" ? nn::Scaling::on : nn::Scaling::off}) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "collectives/world.h"
-#include "nn/optimizer.h"
+#include "nn/module.h"
 #include "runtime/io/file_system.h"
 #include "runtime/late_value.h"
 #include "shard/data_parallel.h"
@@ -23,7 +23,6 @@ class TrainingJob {
 
   /// As it lies on the ranks.
   virtual nn::Module& model() = 0;
-  virtual std::vector<nn::ParamGroup> groups() = 0;
 
   /// A loss that may still be on its way from a device, and its share of this rank's part of the batch.
   struct Part {

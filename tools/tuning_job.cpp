@@ -78,14 +78,6 @@ TuningJob::TuningJob(const TrainOptions& options, const Tokens& tokens, const Wo
     if (p.requires_grad()) trained_ += p.numel();
 }
 
-/// What is trained; matrices decay, vectors do not.
-std::vector<nn::ParamGroup> TuningJob::groups() {
-  nn::ParamGroup matrices{.weight_decay = options_.weight_decay}, vectors{.weight_decay = 0};
-  for (const nn::Parameter& p : model_.module().parameters())
-    if (p.requires_grad()) (p.shape().rank() >= 2 ? matrices : vectors).params.push_back(p);
-  return {std::move(matrices), std::move(vectors)};
-}
-
 /// Each part is divided by what the batch has to learn on all ranks, times the ranks over which gradients are
 /// averaged.
 std::vector<TrainingJob::Part> TuningJob::forward_backward(

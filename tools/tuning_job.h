@@ -13,7 +13,6 @@ class TuningJob final : public TrainingJob {
   TuningJob(const TrainOptions& options, const Tokens& tokens, const World& world, FileSystem& files);
 
   nn::Module& model() override { return model_.module(); }
-  std::vector<nn::ParamGroup> groups() override;
   std::vector<Part> forward_backward(std::int64_t step,
                                      const std::function<void(const Tensor&)>& backward) override;
   std::int64_t tokens(std::int64_t step) const override;
