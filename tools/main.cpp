@@ -145,17 +145,18 @@ void add_pretrained_flags(CLI::App& app, PretrainedChoice& model) {
   app.add_option("FOLDER", model.folder,
                  "folder in Hugging Face's format, with its tokenizer [e.g. TinyLlama-1.1B]")
       ->required();
-  add_setting(app, "device", model.device,
-              "where it is computed: cpu, or cuda for this machine's first GPU", "cuda");
+  add_setting(app, "device", model.device, "where it is computed: cpu, or cuda for this machine's first GPU",
+              "cuda");
   add_value(app, "--dtype", model.dtype,
             help("dtype", "dtype of its numbers: f32, bf16 or f16", "that of config.json", "bf16"));
 }
 
 void add_generate_flags(CLI::App& app, WriteOptions& o) {
   add_pretrained_flags(app, o.model);
-  app.add_option("--prompt", o.prompts,
-                 "text to continue; as often as there are texts, which are continued together [it must be given; "
-                 "e.g. --prompt \"Once upon\"]")
+  app.add_option(
+         "--prompt", o.prompts,
+         "text to continue; as often as there are texts, which are continued together [it must be given; "
+         "e.g. --prompt \"Once upon\"]")
       ->required()
       ->allow_extra_args(false);
   add_setting(app, "tokens", o.tokens, "tokens to generate behind each, at most", "500");
@@ -164,20 +165,23 @@ void add_generate_flags(CLI::App& app, WriteOptions& o) {
   add_setting(app, "top-k", o.top_k, "tokens to draw from, the likeliest; 0 takes all", "40");
   add_setting(app, "top-p", o.top_p, "draws from the fewest tokens that are together so likely", "0.9");
   add_setting(app, "seed", o.seed, "seed of the draws, a whole number from 0", "42");
-  app.add_option("--stop", o.stop,
-                 "a text before which a continuation ends, as often as needed [default none; e.g. --stop User:]")
+  app.add_option(
+         "--stop", o.stop,
+         "a text before which a continuation ends, as often as needed [default none; e.g. --stop User:]")
       ->allow_extra_args(false);
   add_setting(app, "beams", o.beams, "sequences of a beam search, which draws nothing; 1 for none", "4");
 }
 
 void add_evaluate_flags(CLI::App& app, PredictOptions& o) {
   add_pretrained_flags(app, o.model);
-  app.add_option("--data", o.data, "text files, each a text of its own [it must be given; e.g. --data book.txt]")
+  app.add_option("--data", o.data,
+                 "text files, each a text of its own [it must be given; e.g. --data book.txt]")
       ->required();
   add_value(app, "--context", o.context,
             help("context", "tokens of a window", "the model's, up to 2048", "1024"));
-  add_value(app, "--stride", o.stride,
-            help("stride", "tokens from the beginning of a window to that of the next", "half the context", "256"));
+  add_value(
+      app, "--stride", o.stride,
+      help("stride", "tokens from the beginning of a window to that of the next", "half the context", "256"));
 }
 
 void add_report_flags(CLI::App& app, ReportOptions& options) {
@@ -440,7 +444,8 @@ int run(int argc, char** argv) {
   if (argc > 3 && std::string_view(argv[1]) == keeper_command)
     return keep_rank(argv[2], std::span(argv + 3, static_cast<std::size_t>(argc - 2)));
   show_log();
-  CLI::App app("Trains a byte-level GPT and writes text with it, or with a model of Hugging Face's.", "sherd");
+  CLI::App app("Trains a byte-level GPT and writes text with it, or with a model of Hugging Face's.",
+               "sherd");
   app.require_subcommand(1);
   app.set_version_flag("--version", "sherd " SHERD_VERSION, "Print the version and exit");
   TrainOptions train_options;

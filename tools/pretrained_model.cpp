@@ -1,6 +1,5 @@
 #include "tools/pretrained_model.h"
 
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "nn/pretrained.h"
@@ -28,14 +27,6 @@ Device device_of(const std::string& name) {
   return device;
 }
 
-/// Of a file that is none of JSON loading tells.
-bool is_gpt2(const Path& folder, FileSystem& files) {
-  constexpr std::uint64_t most_bytes = std::uint64_t{1} << 21;
-  const nlohmann::json config =
-      nlohmann::json::parse(files.read(folder / "config.json", most_bytes), nullptr, false);
-  return config.is_object() && config.contains("model_type") && config.at("model_type") == "gpt2";
-}
-
 }  // namespace
 
 PretrainedModel read_pretrained(const PretrainedChoice& choice, FileSystem& files) {
@@ -52,7 +43,7 @@ PretrainedModel read_pretrained(const PretrainedChoice& choice, FileSystem& file
   nn::Tokenizer tokenizer = nn::Tokenizer::read(folder, files);
   std::vector<std::int64_t> ends = nn::end_tokens(folder, files);
   if (ends.empty() && tokenizer.eos_token_id()) ends.push_back(*tokenizer.eos_token_id());
-  if (is_gpt2(folder, files)) {
+  if (nn::pretrained_kind(folder, files) == nn::PretrainedKind::gpt) {
     PretrainedModel found{nn::load_gpt(folder, dtype, device, files), std::move(tokenizer), std::move(ends)};
     std::get<nn::Gpt>(found.model).eval();
     return found;

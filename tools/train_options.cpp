@@ -104,7 +104,7 @@ TrainOptions with_tuning_defaults(TrainOptions o, FileSystem& files) {
   } else {
     const nn::LlamaOptions m = nn::llama_options(o.model, files);
     o.layers = m.num_hidden_layers, o.heads = m.num_attention_heads, o.width = m.hidden_size;
-    positions = m.max_position_embeddings;
+    positions = m.context();
   }
   const auto fallback = [&](const char* name, auto& value, auto standard) {
     if (!o.given.contains(name)) value = standard;
