@@ -11,7 +11,7 @@
 namespace sherd {
 namespace {
 
-/// Axes from the `rank` - 3rd on moved to the order of `last`, which counts from there.
+/// The last axes in the order of `last`, which counts from the first of them.
 Tensor with_last_axes(const Tensor& x, std::initializer_list<int> last) {
   Shape axes;
   const int before = x.rank() - static_cast<int>(last.size());
@@ -271,24 +271,22 @@ Tensor grid_sample(const Tensor& x, const Tensor& grid, const GridSampleOptions&
 std::vector<Tensor> meshgrid(std::span<const Tensor> along, MeshIndexing order) {
   detail::check_given("meshgrid", along);
   check<ValueError>(!along.empty(), "meshgrid: no tensors; give one for each axis");
-  std::vector<Tensor> lines(along.begin(), along.end());
-  Shape shape;
-  for (Tensor& line : lines) {
-    check<ShapeError>(line.rank() <= 1, "meshgrid: takes 0-d and 1-D tensors, got shape {}", line.shape());
-    line = reshape(line, {line.numel()});
-    shape.push_back(line.numel());
-  }
   const auto axis_of = [&](std::size_t i) {
-    return order == MeshIndexing::xy && i < 2 && lines.size() > 1 ? 1 - i : i;
+    const bool swapped = order == MeshIndexing::xy && i < 2 && along.size() > 1;
+    return static_cast<int>(swapped ? 1 - i : i);
   };
-  Shape turned = shape;
-  for (std::size_t i = 0; i < lines.size(); ++i)
-    turned[static_cast<int>(axis_of(i))] = shape[static_cast<int>(i)];
-  for (std::size_t i = 0; i < lines.size(); ++i) {
-    Shape one = turned;
-    for (std::int64_t& size : one) size = 1;
-    one[static_cast<int>(axis_of(i))] = lines[i].numel();
-    lines[i] = expand(reshape(lines[i], one), turned);
+  const Shape ones_of_all(std::vector<std::int64_t>(along.size(), 1));
+  Shape all = ones_of_all;
+  for (std::size_t i = 0; i < along.size(); ++i) {
+    check<ShapeError>(along[i].rank() <= 1, "meshgrid: takes 0-d and 1-D tensors, got shape {}",
+                      along[i].shape());
+    all[axis_of(i)] = along[i].numel();
+  }
+  std::vector<Tensor> lines;
+  for (std::size_t i = 0; i < along.size(); ++i) {
+    Shape line = ones_of_all;
+    line[axis_of(i)] = along[i].numel();
+    lines.push_back(expand(reshape(along[i], line), all));
   }
   return lines;
 }

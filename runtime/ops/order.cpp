@@ -139,9 +139,9 @@ Tensor median(const Tensor& x) {
 
 namespace {
 
-/// Element `at` of lines that are sorted along the last axis, where it lies between two by `interpolation`.
-Tensor element_at(const Tensor& sorted, double at, QuantileInterpolation interpolation) {
-  const auto one = [&](double place) { return select(sorted, -1, static_cast<std::int64_t>(place)); };
+/// Element `at` along `axis`, where it lies between two by `interpolation`; the axis goes.
+Tensor element_at(const Tensor& sorted, int axis, double at, QuantileInterpolation interpolation) {
+  const auto one = [&](double place) { return select(sorted, axis, static_cast<std::int64_t>(place)); };
   const double low = std::floor(at), high = std::ceil(at);
   switch (interpolation) {
     case QuantileInterpolation::lower:
@@ -169,25 +169,21 @@ Tensor quantile(const Tensor& x, std::span<const double> q, std::optional<std::i
                     name_of(x.dtype()));
   for (const double one : q)
     check<ValueError>(one >= 0 && one <= 1, "quantile: q {} is not from 0 to 1", one);
+  const bool of_all = !axis || x.rank() == 0;
   const int at = axis ? normalize_axis("quantile", *axis, x.rank()) : 0;
-  Shape kept(std::vector<std::int64_t>(static_cast<std::size_t>(x.rank()), 1));
-  if (axis && x.rank() > 0) kept = x.shape(), kept[at] = 1;
-  const Tensor lines = !axis || x.rank() == 0 ? reshape(x, {x.numel()}) : transpose(x, at, -1);
-  const std::int64_t n = lines.size(-1);
+  const Tensor lines = of_all ? reshape(x, {x.numel()}) : x;
+  const std::int64_t n = lines.size(at);
   check<ValueError>(n > 0, "quantile: shape {} has no elements to choose from", x.shape());
-  const DType wide = compute_dtype(x.dtype());
-  const Tensor sorted = to(sort(lines, -1).values, wide);
-  const Tensor none = any(isnan(sorted), {-1});
+  Shape kept = x.shape();
+  for (int i = 0; i < kept.rank(); ++i)
+    if (of_all || i == at) kept[i] = 1;
+  const Tensor sorted = to(sort(lines, at).values, compute_dtype(x.dtype()));
+  const Tensor none = any(isnan(sorted), {at});
   std::vector<Tensor> found;
   for (const double one : q) {
-    const Tensor value = where(none, std::numeric_limits<double>::quiet_NaN(),
-                               element_at(sorted, one * static_cast<double>(n - 1), interpolation));
-    const Tensor placed =
-        axis && x.rank() > 0 ? transpose(unsqueeze(value, -1), at, -1) : reshape(value, kept);
-    found.push_back(to(keep == Keep::dims     ? placed
-                       : axis && x.rank() > 0 ? squeeze(placed, at)
-                                              : reshape(placed, {}),
-                       x.dtype()));
+    const Tensor element = element_at(sorted, at, one * static_cast<double>(n - 1), interpolation);
+    const Tensor value = to(where(none, std::numeric_limits<double>::quiet_NaN(), element), x.dtype());
+    found.push_back(keep == Keep::dims ? reshape(value, kept) : value);
   }
   check<ValueError>(!found.empty(), "quantile: no q is given");
   return stack(found);
