@@ -116,19 +116,13 @@ class GradientBuckets final : public GradSink,
     if (known_.contains(p.id())) return sink_of(p.local()) == this;
     return std::ranges::any_of(frozen_, [&](const auto& frozen) { return frozen.parameter.id() == p.id(); });
   }
-  bool has(const nn::Buffer& buffer) const {
-    if (*module_ == nullptr) return false;
-    return std::ranges::any_of(find_members(**module_).buffers,
-                               [&](const FoundBuffer& found) { return found.member == &buffer; });
-  }
-  /// The group of the one made last that has it.
-  template <class T>
-  static std::optional<Group> of(const T& value) {
-    std::optional<Group> group;
+  /// Calls `visit` with those of the rank that are there, in the order in which they were made.
+  template <class F>
+  static void each(F&& visit) {
     for (const auto& one : replicas().all)
-      if (const auto buckets = one.lock(); buckets && buckets->has(value)) group = buckets->group_;
-    return group;
+      if (const auto buckets = one.lock()) visit(*buckets);
   }
+  nn::Module* module() const { return *module_; }
   void zeroed(const Tensor& leaf) override {
     if (const auto at = entry_of_.find(record_of(leaf)->leaf.get()); at != entry_of_.end())
       entries_[at->second].averages.clear();
@@ -636,8 +630,22 @@ class GradientBuckets final : public GradSink,
       in_;  ///< for each rank 1 if it had inputs at the last average of the join; none: there was none
 };
 
-std::optional<Group> replicas_of(const nn::Parameter& p) { return GradientBuckets::of(p); }
-std::optional<Group> replicas_of(const nn::Buffer& buffer) { return GradientBuckets::of(buffer); }
+std::optional<Group> replicas_of(const nn::Parameter& p) {
+  std::optional<Group> ranks;
+  GradientBuckets::each([&](const GradientBuckets& one) {
+    if (one.has(p)) ranks = one.ranks();
+  });
+  return ranks;
+}
+
+std::unordered_map<const nn::Buffer*, Group> replicated_buffers() {
+  std::unordered_map<const nn::Buffer*, Group> ranks;
+  GradientBuckets::each([&](const GradientBuckets& one) {
+    if (one.module() == nullptr) return;
+    for (const FoundBuffer& buffer : find_members(*one.module()).buffers) ranks[buffer.member] = one.ranks();
+  });
+  return ranks;
+}
 
 namespace {
 

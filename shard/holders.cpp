@@ -100,10 +100,13 @@ std::vector<Held> held_in(nn::Module& module) {
   std::vector<Held> held;
   for (const FoundParameter& p : found.parameters) held.emplace_back(p.name, sharers_of(p.member->object()));
   const std::size_t parameters = held.size();
+  const auto replicated = replicated_buffers();
   for (const FoundBuffer& b : found.buffers)
     if (b.member->persistence() == nn::Persistence::saved) {
-      std::optional<Ranks> holders = replicas(replicas_of(*b.member));
-      if (!holders) holders = holders_around(std::span(held).first(parameters), b.name);
+      const auto shared = replicated.find(b.member);
+      std::optional<Ranks> holders = shared != replicated.end()
+                                         ? replicas(shared->second)
+                                         : holders_around(std::span(held).first(parameters), b.name);
       held.emplace_back(b.name, std::move(holders));
     }
   return held;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <unordered_map>
 
 #include "collectives/group.h"
 #include "nn/module.h"
@@ -11,7 +12,7 @@ namespace sherd::shard {
 /// The ranks of the object that has it, trainable or frozen, of several the one made last; none: no object
 /// does.
 std::optional<Group> replicas_of(const nn::Parameter& p);
-/// The same of a buffer, wherever its module is now.
-std::optional<Group> replicas_of(const nn::Buffer& buffer);
+/// The same of all buffers that some object has, wherever their modules are now.
+std::unordered_map<const nn::Buffer*, Group> replicated_buffers();
 
 }  // namespace sherd::shard
