@@ -117,6 +117,15 @@ constexpr T grad_of(const O& op, T gy, V... values) {
     return op.grad_c(gy, values...);
 }
 
+/// The value at place k of several.
+template <int k, class T, class... More>
+constexpr auto nth(T first, More... more) {
+  if constexpr (k == 0)
+    return first;
+  else
+    return nth<k - 1>(more...);
+}
+
 constexpr int count_bits(Mask m) { return m == 0 ? 0 : static_cast<int>(m & 1) + count_bits(m >> 1); }
 
 }  // namespace detail
@@ -166,18 +175,26 @@ struct ElementwiseGrad {
   template <class T, class... V>
   constexpr T operator()(T gy, V... values) const {
     // A value that the rule looks at and did not name shows as NaN.
-    constexpr T none = std::numeric_limits<T>::quiet_NaN();
-    const T given[] = {values..., none};
-    int next = 0;
-    T all[O::arity + 1] = {};
-    for (int i = 0; i < O::arity; ++i) all[i] = (kept.inputs >> i) & 1 ? given[next++] : none;
-    all[O::arity] = kept.outputs & 1 ? given[next] : none;
+    const auto input = [&]<int i>() -> T {
+      if constexpr (((kept.inputs >> i) & 1) != 0)
+        return detail::nth<detail::count_bits(kept.inputs & ((Mask{1} << i) - 1))>(values...);
+      else
+        return std::numeric_limits<T>::quiet_NaN();
+    };
+    const auto output = [&]() -> T {
+      if constexpr ((kept.outputs & 1) != 0)
+        return detail::nth<detail::count_bits(kept.inputs)>(values...);
+      else
+        return std::numeric_limits<T>::quiet_NaN();
+    };
+    const T a = input.template operator()<0>();
     if constexpr (O::arity == 1)
-      return detail::grad_of<I>(op, gy, all[0], all[1]);
+      return detail::grad_of<I>(op, gy, a, output());
     else if constexpr (O::arity == 2)
-      return detail::grad_of<I>(op, gy, all[0], all[1], all[2]);
+      return detail::grad_of<I>(op, gy, a, input.template operator()<1>(), output());
     else
-      return detail::grad_of<I>(op, gy, all[0], all[1], all[2], all[3]);
+      return detail::grad_of<I>(op, gy, a, input.template operator()<1>(), input.template operator()<2>(),
+                                output());
   }
   /// See `Pow::for_number`.
   template <class Body>

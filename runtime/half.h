@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "runtime/export.h"
+#include "runtime/math_steps.h"
 
 namespace sherd {
 
@@ -41,6 +42,43 @@ constexpr float odd_float(N x) {
 template <class N>
 concept RoundedOnce = std::is_same_v<N, double> || std::is_integral_v<N>;
 
+// The bits of 16-bit floats as those of f32, and back. `U` is an unsigned integer of 32 bits, or lanes of
+// them.
+
+/// Method: rescale by powers of two (F. Giesen).
+template <class U>
+constexpr U f32_of_f16(U half) {
+  using math::where;
+  using F = math::as_many_t<U, float>;
+  const U shifted = (half & U(0x7fffu)) << 13;
+  const F normal = std::bit_cast<F>(shifted) * F(0x1p112f);
+  const U magnitude =
+      where((half & U(0x7c00u)) == U(0x7c00u), shifted | U(0x7f800000u), std::bit_cast<U>(normal));
+  return magnitude | ((half & U(0x8000u)) << 16);
+}
+template <class U>
+constexpr U f16_of_f32(U x) {
+  using math::where;
+  using F = math::as_many_t<U, float>;
+  const U sign = (x >> 16) & U(0x8000u), a = x & U(0x7fffffffu);
+  // Below 2^-14 the result is subnormal: adding 0.5 lets the float adder do the shift and the rounding.
+  const U sub = std::bit_cast<U>(std::bit_cast<F>(a) + F(0.5f)) - U(0x3f000000u);
+  const U norm = (a - U(0x38000000u) + U(0xfffu) + ((a >> 13) & U(1u))) >> 13;
+  const U special = where(a > U(0x7f800000u), U(0x7e00u), U(0x7c00u));
+  const U finite = where(a < U(0x38800000u), sub, norm);
+  return sign | where(a >= U(0x47800000u), special, finite);
+}
+template <class U>
+constexpr U f32_of_bf16(U half) {
+  return half << 16;
+}
+template <class U>
+constexpr U bf16_of_f32(U x) {
+  using math::where;
+  const U rounded = (x + U(0x7fffu) + ((x >> 16) & U(1u))) >> 16;
+  return where((x & U(0x7fffffffu)) > U(0x7f800000u), U(0x7fc0u) | (x >> 16), rounded);
+}
+
 }  // namespace detail
 
 /// IEEE binary16. Conversions round to nearest, ties to even; NaN stays NaN, overflow goes to infinity.
@@ -48,35 +86,17 @@ struct SHERD_API Half {
   std::uint16_t bits = 0;
 
   constexpr Half() = default;
-  constexpr explicit Half(float value) : bits(from_float(value)) {}
+  constexpr explicit Half(float value)
+      : bits(static_cast<std::uint16_t>(detail::f16_of_f32(std::bit_cast<std::uint32_t>(value)))) {}
   template <detail::RoundedOnce N>
   constexpr explicit Half(N value) : Half(detail::odd_float(value)) {}
-  constexpr explicit operator float() const { return to_float(bits); }
+  constexpr explicit operator float() const {
+    return std::bit_cast<float>(detail::f32_of_f16<std::uint32_t>(bits));
+  }
   static constexpr Half from_bits(std::uint16_t bits) {
     Half h;
     h.bits = bits;
     return h;
-  }
-
- private:
-  // Without branches, so that loops over halves vectorise (method: rescale by powers of two, F. Giesen).
-  static constexpr float to_float(std::uint16_t h) {
-    const std::uint32_t shifted = static_cast<std::uint32_t>(h & 0x7fffu) << 13;
-    const float normal = std::bit_cast<float>(shifted) * std::bit_cast<float>(0x77800000u);  // times 2^112
-    const std::uint32_t magnitude =
-        (h & 0x7c00u) == 0x7c00u ? (shifted | 0x7f800000u) : std::bit_cast<std::uint32_t>(normal);
-    return std::bit_cast<float>(magnitude | (static_cast<std::uint32_t>(h & 0x8000u) << 16));
-  }
-  static constexpr std::uint16_t from_float(float f) {
-    const std::uint32_t x = std::bit_cast<std::uint32_t>(f);
-    const std::uint32_t sign = (x >> 16) & 0x8000u;
-    const std::uint32_t a = x & 0x7fffffffu;
-    // Below 2^-14 the result is subnormal: adding 0.5 lets the float adder do the shift and the rounding.
-    const std::uint32_t sub = std::bit_cast<std::uint32_t>(std::bit_cast<float>(a) + 0.5f) - 0x3f000000u;
-    const std::uint32_t norm = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
-    const std::uint32_t special = a > 0x7f800000u ? 0x7e00u : 0x7c00u;
-    const std::uint32_t finite = a < 0x38800000u ? sub : norm;
-    return static_cast<std::uint16_t>(sign | (a >= 0x47800000u ? special : finite));
   }
 };
 
@@ -86,23 +106,17 @@ struct SHERD_API BFloat16 {
   std::uint16_t bits = 0;
 
   constexpr BFloat16() = default;
-  constexpr explicit BFloat16(float value) : bits(from_float(value)) {}
+  constexpr explicit BFloat16(float value)
+      : bits(static_cast<std::uint16_t>(detail::bf16_of_f32(std::bit_cast<std::uint32_t>(value)))) {}
   template <detail::RoundedOnce N>
   constexpr explicit BFloat16(N value) : BFloat16(detail::odd_float(value)) {}
   constexpr explicit operator float() const {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+    return std::bit_cast<float>(detail::f32_of_bf16<std::uint32_t>(bits));
   }
   static constexpr BFloat16 from_bits(std::uint16_t bits) {
     BFloat16 h;
     h.bits = bits;
     return h;
-  }
-
- private:
-  static constexpr std::uint16_t from_float(float f) {
-    const std::uint32_t x = std::bit_cast<std::uint32_t>(f);
-    const std::uint32_t rounded = (x + 0x7fffu + ((x >> 16) & 1u)) >> 16;
-    return static_cast<std::uint16_t>((x & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u | (x >> 16) : rounded);
   }
 };
 

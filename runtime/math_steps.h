@@ -1,25 +1,105 @@
-// What the elementary functions of runtime/math.h are made of.
+// What the elementary functions of runtime/math.h are made of. They are written once for numbers of any kind:
+// a float or a double, or lanes of them (runtime/cpu/lanes.h), which bring functions of these names.
 #pragma once
 
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
 
 namespace sherd::math {
+
+/// What a number is one or several of, and the kind of number that has as many of another type.
+template <class T>
+struct NumberKind {
+  using Element = T;
+  template <class U>
+  using Of = U;
+};
+template <class T>
+using element_t = typename NumberKind<T>::Element;
+/// As many of `U` as `T` has.
+template <class T, class U>
+using as_many_t = typename NumberKind<T>::template Of<U>;
+
+/// A float, or lanes of floats.
+template <class T>
+concept SingleNumber = std::is_same_v<element_t<T>, float>;
+/// A double, or lanes of doubles.
+template <class T>
+concept DoubleNumber = std::is_same_v<element_t<T>, double>;
 
 /// `c ? a : b`, both sides evaluated.
 template <class T>
 constexpr T where(bool c, T a, T b) {
   return c ? a : b;
 }
+/// Whether a condition holds for any of its numbers.
+constexpr bool any(bool condition) { return condition; }
+
+/// a b + c, rounded once.
+template <class T>
+  requires std::is_floating_point_v<T>
+constexpr T fma(T a, T b, T c) {
+  return std::fma(a, b, c);
+}
+template <class T>
+  requires std::is_floating_point_v<T>
+constexpr T sqrt(T x) {
+  return std::sqrt(x);
+}
+template <class T>
+  requires std::is_floating_point_v<T>
+constexpr T fabs(T x) {
+  return std::fabs(x);
+}
+/// The size of `x` with the sign of `y`.
+template <class T>
+  requires std::is_floating_point_v<T>
+constexpr T copysign(T x, T y) {
+  return std::copysign(x, y);
+}
+/// The nearest integer, of two the even one.
+template <class T>
+  requires std::is_floating_point_v<T>
+constexpr T rint(T x) {
+  return std::rint(x);
+}
+template <class T>
+  requires std::is_floating_point_v<T>
+constexpr T floor(T x) {
+  return std::floor(x);
+}
+template <class T>
+  requires std::is_floating_point_v<T>
+constexpr T ceil(T x) {
+  return std::ceil(x);
+}
+template <class T>
+  requires std::is_floating_point_v<T>
+constexpr T trunc(T x) {
+  return std::trunc(x);
+}
+/// What whole multiples of b leave of a.
+template <class T>
+  requires std::is_floating_point_v<T>
+constexpr T fmod(T a, T b) {
+  return std::fmod(a, b);
+}
+
+/// A number as double, and rounded to float.
+constexpr double to_double(float x) { return x; }
+constexpr float to_single(double x) { return static_cast<float>(x); }
 
 namespace detail {
 
 template <class T>
-struct Format;
+struct FormatOf;
 template <>
-struct Format<float> {
+struct FormatOf<float> {
   using Int = std::int32_t;
+  using Unsigned = std::uint32_t;
   static constexpr int mantissa = 23, bias = 127;
   static constexpr float round = 0x1.8p23f;  // adding it rounds to an integer and leaves that in the low bits
   static constexpr float ln2_hi = 0x1.62e43p-1f, ln2_lo = -0x1.05c61p-29f;
@@ -27,22 +107,31 @@ struct Format<float> {
   static constexpr Int sqrt_half = 0x3f3504f3;
 };
 template <>
-struct Format<double> {
+struct FormatOf<double> {
   using Int = std::int64_t;
+  using Unsigned = std::uint64_t;
   static constexpr int mantissa = 52, bias = 1023;
   static constexpr double round = 0x1.8p52;
   static constexpr double ln2_hi = 0x1.62e42fefa39efp-1, ln2_lo = 0x1.abc9e3b39803fp-56;
   static constexpr double exp_min = -746., exp_max = 710.;
   static constexpr Int sqrt_half = 0x3fe6a09e667f3bcd;
 };
-
+/// The constants of a number's elements; integers are as many as it has.
 template <class T>
-constexpr T horner(T, T c) {
-  return c;
+struct Format : FormatOf<element_t<T>> {
+  using Int = as_many_t<T, typename FormatOf<element_t<T>>::Int>;
+  using Unsigned = as_many_t<T, typename FormatOf<element_t<T>>::Unsigned>;
+  static constexpr auto sign = typename FormatOf<element_t<T>>::Unsigned{1} << (8 * sizeof(element_t<T>) - 1);
+};
+
+/// Coefficients of powers of x, the lowest first.
+template <class T, class C>
+constexpr T horner(T, C c) {
+  return T(c);
 }
-template <class T, class... C>
-constexpr T horner(T x, T c, C... higher) {
-  return std::fma(x, horner(x, T(higher)...), c);
+template <class T, class C, class... Higher>
+constexpr T horner(T x, C c, Higher... higher) {
+  return fma(x, horner(x, higher...), T(c));
 }
 
 template <class T>
@@ -50,12 +139,25 @@ constexpr T pow2(typename Format<T>::Int k) {
   return std::bit_cast<T>((k + Format<T>::bias) << Format<T>::mantissa);
 }
 
-/// A small integer as a number. AVX2 has no conversion of 64 bits, and no vector is made of a loop with one.
+/// A small integer as a number. AVX2 has no conversion of 64 bits.
 template <class T>
 constexpr T from_integer(typename Format<T>::Int k) {
   using F = Format<T>;
-  return std::bit_cast<T>(static_cast<typename F::Int>(std::bit_cast<typename F::Int>(F::round) + k)) -
-         F::round;
+  return std::bit_cast<T>(std::bit_cast<typename F::Int>(T(F::round)) + k) - T(F::round);
+}
+
+/// What `shifted` has in its low bits: a number that `Format::round` was added to.
+template <class T>
+constexpr typename Format<T>::Int low_bits(T shifted) {
+  using F = Format<T>;
+  return std::bit_cast<typename F::Int>(shifted) - std::bit_cast<typename F::Int>(T(F::round));
+}
+
+/// `x`, or -x where `y` has a sign.
+template <class T>
+constexpr T signed_as(T x, T y) {
+  using Bits = typename Format<T>::Unsigned;
+  return std::bit_cast<T>(std::bit_cast<Bits>(x) ^ (std::bit_cast<Bits>(y) & Bits(Format<T>::sign)));
 }
 
 }  // namespace detail

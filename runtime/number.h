@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "runtime/element.h"
+#include "runtime/math_steps.h"
 
 namespace sherd {
 
@@ -33,8 +34,8 @@ class Number {
   template <class T>
   constexpr T as() const {
     // Floats without asking for the kind, which would keep loops from being vectors.
-    if constexpr (std::floating_point<T>)
-      return static_cast<T>(floating_);
+    if constexpr (std::floating_point<math::element_t<T>>)
+      return T(static_cast<math::element_t<T>>(floating_));
     else
       return kind_ == Kind::floating ? static_cast<T>(floating_) : static_cast<T>(integer_);
   }

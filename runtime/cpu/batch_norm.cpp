@@ -153,7 +153,7 @@ namespace {
 template <class C, class T, class Count>
 Vec<C> finished(const BatchNorm<T>& n, Vec<C> v, std::int64_t at, Count count) {
   if (n.residual) v = rounded<T, C>(v) + take<C>(n.residual + at, count);
-  return n.relu ? ops::Relu{}(Lanes<C>(rounded<T, C>(v))).v : v;
+  return n.relu ? ops::Relu{}(Lanes<C>(rounded<T, C>(v))).vector() : v;
 }
 
 /// What comes from above for normalised values: gy, where ReLU kept none of them back.
@@ -162,7 +162,7 @@ Vec<C> upstream(const BatchNormGrad<T>& g, std::int64_t at, Count count) {
   const Vec<C> gy = take<C>(g.gy + at, count);
   if (g.y == nullptr) return gy;
   const Lanes<C> up(gy), y(take<C>(g.y + at, count));
-  return ops::Relu{}.grad_a(up, y, y).v;
+  return ops::Relu{}.grad_a(up, y, y).vector();
 }
 
 }  // namespace

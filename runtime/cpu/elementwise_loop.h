@@ -1,4 +1,4 @@
-// The loops of elementwise ops on the CPU over one row, vectorised where its operands are dense. Included
+// The loops of elementwise ops on the CPU over one row: of lanes where its operands are floats. Included
 // where ops are instantiated: in the library for its own, in an application for its own. What walks from row
 // to row is no template (runtime/cpu/operands.h).
 #pragma once
@@ -7,6 +7,7 @@
 
 #include "runtime/cpu/for_processor.h"
 #include "runtime/cpu/operands.h"
+#include "runtime/cpu/rows.h"
 #include "runtime/elementwise.h"
 
 namespace sherd::detail {
@@ -50,6 +51,42 @@ template <class F, class TO, class... Operand>
   for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<TO>(f(widen(in[i])...));
 }
 
+template <class C, class T>
+cpu::Lanes<C> lanes_at(Dense<T> x, std::int64_t i, std::int64_t count) {
+  return cpu::Lanes<C>(count == cpu::lanes<C> ? cpu::load_as<C>(x.at + i)
+                                              : cpu::load_part_as<C>(x.at + i, count, C(0)));
+}
+template <class C, class T>
+cpu::Lanes<C> lanes_at(Same<T> x, std::int64_t, std::int64_t) {
+  return widen(x.value);
+}
+
+/// The same of floats, by vectors that no compiler has to find; whole ones and the rest by the same code.
+template <class F, class TO, class... Operand>
+[[gnu::flatten]] void lanes_span(F f, std::int64_t n, TO* out, Operand... in) {
+  using C = compute_t<TO>;
+  for (std::int64_t i = 0; i < n; i += cpu::lanes<C>) {
+    const std::int64_t count = std::min<std::int64_t>(cpu::lanes<C>, n - i);
+    const cpu::Lanes<C> y = f(lanes_at<C>(in, i, count)...);
+    if (count == cpu::lanes<C>)
+      cpu::store_as<C>(out + i, y.vector());
+    else
+      cpu::store_part_as<C>(out + i, y.vector(), count);
+  }
+}
+
+/// Whether a functor of floats takes lanes too: a template does, unless it says that it does not (`static
+/// constexpr bool lanes = false`), and one of plain numbers does not. Where this is compiled for a processor
+/// whose lanes are not made one by one.
+template <class F, class TO, class... TI>
+constexpr bool takes_lanes() {
+  if constexpr (!cpu::has_vectors || !std::floating_point<compute_t<TO>> ||
+                !(std::same_as<compute_t<TO>, compute_t<TI>> && ...) || requires { requires !F::lanes; })
+    return false;
+  else
+    return requires(const F& f, cpu::Lanes<compute_t<TI>>... x) { f(x...); };
+}
+
 /// How a condition is read: of bools beside wider elements the compiler makes no vectors.
 using Truth = std::uint8_t;
 
@@ -67,14 +104,19 @@ struct ElementwiseRow {
                  std::index_sequence<I...>) {
     const F& f = *static_cast<const F*>(functor);
     TO* out = reinterpret_cast<TO*>(at[0]);
+    const auto span = [&](auto... operands) {
+      if constexpr (takes_lanes<F, TO, TI...>())
+        lanes_span(f, n, out, operands...);
+      else
+        dense_span(f, n, out, operands...);
+    };
     const auto with_number = [&]<std::size_t number>() {
       if constexpr (((numbers >> number) & 1) != 0)
-        if (steps[number] == 0)
-          return dense_span(f, n, out, operand < TI, number == I + 1 > (at[I + 1])...), true;
+        if (steps[number] == 0) return span(operand < TI, number == I + 1 > (at[I + 1])...), true;
       return false;
     };
     if ((with_number.template operator()<I + 1>() || ...)) return;
-    dense_span(f, n, out, operand<TI, false>(at[I + 1])...);
+    span(operand<TI, false>(at[I + 1])...);
   }
 };
 

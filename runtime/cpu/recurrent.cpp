@@ -68,7 +68,7 @@ struct Features {
   }
   template <class X>
   void give(V x, X* row, std::int64_t k = 0) const {
-    put<C>(row + k * n + j, x.v, count);
+    put<C>(row + k * n + j, x.vector(), count);
   }
   template <class X>
   void give(const CellState<V>& x, const CellState<X*>& rows) const {

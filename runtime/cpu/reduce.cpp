@@ -62,7 +62,7 @@ void count_true_rows(const bool* x, std::int64_t rows, std::int64_t row_stride, 
 template <class T, class Of, class C = summed_t<T>>
 C sum_row(const T* x, std::int64_t n, Of of) {
   if constexpr (std::is_same_v<T, bool>) return count_true(x, n);
-  return sum_vectors<C>(n, [&](std::int64_t j, auto count) { return of(Lanes<C>(take<C>(x + j, count))).v; });
+  return sum_vectors<C>(n, [&](std::int64_t j, auto count) { return of(Lanes<C>(take<C>(x + j, count))).vector(); });
 }
 
 constexpr std::int64_t run =

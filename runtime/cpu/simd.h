@@ -8,6 +8,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "runtime/cpu/lanes.h"
 #include "runtime/half.h"
 #include "runtime/math.h"
 
@@ -71,37 +72,6 @@ template <class T>
 inline Vec<T> splat(T x) {
   return Vec<T>{} + x;
 }
-
-/// A vector as functors take numbers, to compute with all of its lanes at once.
-template <class T>
-struct Lanes {
-  Vec<T> v{};
-  Lanes() = default;
-  explicit Lanes(Vec<T> vector) : v(vector) {}
-  explicit Lanes(T x) : v(splat(x)) {}
-  friend Lanes operator+(Lanes a, Lanes b) { return Lanes(a.v + b.v); }
-  friend Lanes operator-(Lanes a) { return Lanes(-a.v); }
-  friend Lanes operator-(Lanes a, Lanes b) { return Lanes(a.v - b.v); }
-  friend Lanes operator*(Lanes a, Lanes b) { return Lanes(a.v * b.v); }
-  friend auto operator<(Lanes a, Lanes b) { return a.v < b.v; }
-  friend auto operator<=(Lanes a, Lanes b) { return a.v <= b.v; }
-  friend Lanes where(auto condition, Lanes a, Lanes b) { return Lanes(condition ? a.v : b.v); }
-  friend Lanes sigmoid(Lanes x) {
-    return x.each([](T lane) { return math::sigmoid(lane); });
-  }
-  friend Lanes tanh(Lanes x) {
-    return x.each([](T lane) { return math::tanh(lane); });
-  }
-
-  /// `f` of each lane.
-  template <class F>
-  Lanes each(const F& f) const {
-    T values[lanes<T>];
-    store(values, v);
-    for (T& value : values) value = f(value);
-    return Lanes(load(values));
-  }
-};
 
 /// Whether a comparison holds in any lane.
 template <class Truths>
@@ -185,30 +155,16 @@ inline void widen(Vec<float> v, Vec<double> (&to)[2]) {
 #endif
 }
 
-// BFloat16's own conversions as vectors: of a loop the compiler makes shorter ones, or none.
-typedef std::uint16_t Halves [[gnu::vector_size(32)]];
-
-inline Vec<float> load_bf16(const BFloat16* p) {
-  Halves halves;
-  std::memcpy(&halves, p, sizeof halves);
-  return std::bit_cast<Vec<float>>(__builtin_convertvector(halves, Vec<std::uint32_t>) << 16);
-}
-inline void store_bf16(BFloat16* p, Vec<float> v) {
-  const auto x = std::bit_cast<Vec<std::uint32_t>>(v), high = x >> 16;
-  const Vec<std::uint32_t> rounded = (x + 0x7fffu + (high & 1u)) >> 16;
-  const Vec<std::uint32_t> bits = (x & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u | high : rounded;
-  const Halves halves = __builtin_convertvector(bits, Halves);
-  std::memcpy(static_cast<void*>(p), &halves, sizeof halves);
-}
-
-/// lanes<C> elements of another type, converted; `store_as` is the way back. The loops stay loops until the
-/// compiler makes vectors of them.
+/// lanes<C> elements of another type, converted; `store_as` is the way back. Other loops than those of 16-bit
+/// floats stay loops until the compiler makes vectors of them.
 template <class C, class T>
 inline Vec<C> load_as(const T* p) {
   if constexpr (std::is_same_v<C, T>) {
     return load(p);
   } else if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<C, float>) {
-    return load_bf16(p);
+    return std::bit_cast<Vec<float>>(sherd::detail::f32_of_bf16(load_u16(p)));
+  } else if constexpr (std::is_same_v<T, Half> && std::is_same_v<C, float>) {
+    return std::bit_cast<Vec<float>>(sherd::detail::f32_of_f16(load_u16(p)));
   } else {
     C values[lanes<C>];
 #pragma GCC unroll 1
@@ -221,7 +177,9 @@ inline void store_as(T* p, Vec<C> v) {
   if constexpr (std::is_same_v<C, T>) {
     store(p, v);
   } else if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<C, float>) {
-    store_bf16(p, v);
+    store_u16(p, sherd::detail::bf16_of_f32(std::bit_cast<Lanes<std::uint32_t>>(v)));
+  } else if constexpr (std::is_same_v<T, Half> && std::is_same_v<C, float>) {
+    store_u16(p, sherd::detail::f16_of_f32(std::bit_cast<Lanes<std::uint32_t>>(v)));
   } else {
     C values[lanes<C>];
     store(values, v);

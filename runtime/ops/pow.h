@@ -18,10 +18,10 @@ struct PowerOfHalves {
   constexpr T operator()(T x) const {
     if constexpr (halves == 1)
       return base(x);  // a root is rounded once, in float too
-    else if constexpr (halves == 6 && std::same_as<T, float>)
+    else if constexpr (halves == 6 && math::SingleNumber<T>)
       return cube(x);
-    else if constexpr (std::same_as<T, float>)
-      return static_cast<float>((*this)(static_cast<double>(x)));
+    else if constexpr (math::SingleNumber<T>)
+      return through_double(x);
     else
       return product_of(halves < 0 ? T(1) / base(x) : base(x));
   }
@@ -38,17 +38,29 @@ struct PowerOfHalves {
   /// x or its root, which is 0 at -0 and inf at -inf.
   template <class T>
   static constexpr T base(T x) {
-    constexpr T infinity = std::numeric_limits<T>::infinity();
+    using math::sqrt;
+    using math::where;
+    const T infinity = std::numeric_limits<T>::infinity();
     if constexpr (of_root)
-      return math::where(x == -infinity, infinity, math::sqrt(x) + T(0));
+      return where(x == -infinity, infinity, sqrt(x) + T(0));
     else
       return x;
   }
+  template <class T>
+  constexpr T through_double(T x) const {
+    using math::to_double;
+    using math::to_single;
+    return to_single((*this)(to_double(x)));
+  }
   /// With what rounding took from the square, as near as through double.
-  static constexpr float cube(float x) {
-    const float square = x * x, lost = std::fma(x, x, -square), plain = square * x;
-    const bool finite = std::fabs(plain) < std::numeric_limits<float>::infinity();
-    return math::where(finite, std::fma(square, x, lost * x), plain);
+  template <class T>
+  static constexpr T cube(T x) {
+    using math::fabs;
+    using math::fma;
+    using math::where;
+    const T square = x * x, lost = fma(x, x, -square), plain = square * x;
+    const auto finite = fabs(plain) < T(std::numeric_limits<T>::infinity());
+    return where(finite, fma(square, x, lost * x), plain);
   }
   template <class T>
   static constexpr T product_of(T factor) {

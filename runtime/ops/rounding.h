@@ -19,12 +19,18 @@ struct PiecewiseConstant : Functor<name, 1, dtypes> {
 
 /// The largest integer not above x; the gradient is 0.
 struct Floor : PiecewiseConstant<"floor"> {
-  constexpr auto operator()(auto x) const { return std::floor(x); }
+  constexpr auto operator()(auto x) const {
+    using math::floor;
+    return floor(x);
+  }
 };
 
 /// The least integer not below x; the gradient is 0.
 struct Ceil : PiecewiseConstant<"ceil"> {
-  constexpr auto operator()(auto x) const { return std::ceil(x); }
+  constexpr auto operator()(auto x) const {
+    using math::ceil;
+    return ceil(x);
+  }
 };
 
 /// The nearest integer, of two the even one; the gradient is 0.
@@ -34,7 +40,10 @@ struct Round : PiecewiseConstant<"round"> {
 
 /// The integer towards 0; the gradient is 0.
 struct Trunc : PiecewiseConstant<"trunc"> {
-  constexpr auto operator()(auto x) const { return std::trunc(x); }
+  constexpr auto operator()(auto x) const {
+    using math::trunc;
+    return trunc(x);
+  }
 };
 
 /// 1 above 0, -1 below, else 0, of NaN too; the gradient is 0.
