@@ -1,5 +1,5 @@
-// Elementary functions beyond those of runtime/math.h, in the same manner: in float they go through double
-// and are within 1 ulp, in double within 2, unless it is said otherwise.
+// Elementary functions beyond those of runtime/math.h, in the same manner: within 1 ulp, unless it is said
+// otherwise.
 #pragma once
 
 #include "runtime/math.h"
@@ -8,32 +8,36 @@
 namespace sherd::math {
 namespace detail {
 
-/// The angle of (x, y), within 2^-40.
-template <DoubleNumber D>
-constexpr D near_angle_of(D y, D x) {
-  const D a = fabs(y), b = fabs(x);
-  const auto steep = a > b;
-  const D low = where(steep, b, a), high = where(steep, a, b);
-  const D slope = where(low == high, where(high == D(0), D(0), D(1)), low / high);  // of infinities too
-  // A minimax fit of (atan(t)/t - 1) / t^2 in z = t^2.
-  const D z = slope * slope;
-  const D tail =
-      horner(z, -0.33333333333306644, 0.19999999987965298, -0.14285713377825143, 0.11111083846317627,
-             -0.090904761556012617, 0.0768811975092941, -0.066398356758084448, 0.057621529218562243,
-             -0.048720704150868146, 0.038105734002133648, -0.02572504806647273, 0.013843810222315903,
-             -0.0054082201638422202, 0.0013383275247894561, -0.00015571561601700983);
-  const D flat = fma(slope * z, tail, slope);
-  const D right = where(steep, D(1.5707963267948966) - flat, flat);
-  return copysign(where(copysign(D(1), x) < D(0), D(3.141592653589793) - right, right), y);
+/// `quarters` of a turn, 0, 1 or 2, and `times` the angle, -2, -1, 1 or 2.
+template <class T>
+constexpr T turned_by(T quarters, T times, Twofold<T> angle) {
+  using F = Format<T>;
+  const Twofold<T> both = ordered_sum(quarters * T(F::quarter[0]), times * angle.high);
+  return both.high + (both.low + fma(quarters, T(F::quarter[1]), times * angle.low));
 }
 
-/// log(x) `scale`; exact where that is a double.
-template <DoubleNumber D>
-constexpr D log_to_base(D x, double scale, double scale_low) {
-  const D infinity(std::numeric_limits<double>::infinity());
-  const D y = rounded(product(log_of(x), Twofold<D>{D(scale), D(scale_low)}));
-  const D with_top = where(x < infinity, y, x), with_zero = where(x == D(0), -infinity, with_top);
-  return where(x < D(0), D(std::numeric_limits<double>::quiet_NaN()), with_zero);
+/// A base of logarithms, by those of 2 and of e: `high` of the first is exact times an exponent.
+template <class T>
+struct Base {
+  Twofold<T> of_two, of_e;
+};
+/// The logarithm of 1 + f, in float within a tenth of an ulp.
+template <DoubleNumber T>
+constexpr Twofold<T> mantissa_log(T f) {
+  return log_beyond_one(f, T(0));
+}
+template <SingleNumber T>
+constexpr Twofold<T> mantissa_log(T f) {
+  const T s = f / (T(2) + f), z = s * s;
+  return ordered_sum(f, -s * (f - z * log_tail(z)));
+}
+/// log(x) to a base; exact where that is a number.
+template <class T>
+constexpr T log_to_base(T x, Base<T> base) {
+  const Split<T> of = split(x);
+  const Twofold<T> log = mantissa_log(of.beyond_one), part = product(log, base.of_e);
+  const Twofold<T> both = ordered_sum(of.exponent * base.of_two.high, part.high);
+  return with_edges_of_log(both.high + (both.low + fma(of.exponent, base.of_two.low, part.low)), x);
 }
 
 }  // namespace detail
@@ -52,70 +56,64 @@ constexpr T expm1(T x) {
   return copysign(y, x);  // of -0 too
 }
 
-template <SingleNumber T>
-constexpr T exp2(T x) {
-  using D = as_many_t<T, double>;
-  return to_single(exp(to_double(x) * D(0.6931471805599453)));
-}
-template <DoubleNumber T>
+template <class T>
 constexpr T exp2(T x) {
   using F = detail::Format<T>;
-  const T low = where(x < T(-1080), T(-1080), x), z = where(low > T(1025), T(1025), low);
+  const T least(F::exp_min * 1.4453125f), most(F::half_exp_max * 1.4453125f);
+  const T low = where(x < least, least, x), z = where(low > most, most, low);
   const T shifted = z + T(F::round), rest = z - (shifted - T(F::round));
-  const detail::Twofold<T> r = detail::product(rest, T(F::ln2_hi));
-  return detail::scaled_exp(detail::Twofold<T>{r.high, fma(rest, T(F::ln2_lo), r.low)},
-                            detail::low_bits(shifted));
+  const auto ln2 = detail::constant<T>(0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56);
+  const auto r = detail::product(rest, ln2.high);
+  return detail::scaled_exp(detail::Twofold<T>{r.high, fma(rest, ln2.low, r.low)}, detail::low_bits(shifted))
+      .high;
 }
-template <SingleNumber T>
+template <class T>
 constexpr T log2(T x) {
-  using D = as_many_t<T, double>;
-  return to_single(log(to_double(x)) * D(1.4426950408889634));
+  const auto e = detail::constant<T>(0x1.71547652b82fep+0, 0x1.777d0ffda0d24p-56);
+  return detail::log_to_base(x, detail::Base<T>{{T(1), T(0)}, e});
 }
-template <DoubleNumber T>
-constexpr T log2(T x) {
-  return detail::log_to_base(x, 0x1.71547652b82fep+0, 0x1.777d0ffda0d24p-56);
-}
-template <SingleNumber T>
+template <class T>
 constexpr T log10(T x) {
-  using D = as_many_t<T, double>;
-  return to_single(log(to_double(x)) * D(0.4342944819032518));
-}
-template <DoubleNumber T>
-constexpr T log10(T x) {
-  return detail::log_to_base(x, 0x1.bcb7b1526e50ep-2, 0x1.95355baaafad3p-57);
+  using F = detail::Format<T>;
+  const auto e = detail::constant<T>(0x1.bcb7b1526e50ep-2, 0x1.95355baaafad3p-57);
+  return detail::log_to_base(x, detail::Base<T>{{T(F::short_log10_2), T(F::log10_2_rest)}, e});
 }
 
-/// Radians, of any size; in double within 3 ulp.
-template <SingleNumber T>
-constexpr T tan(T x) {
-  using D = as_many_t<T, double>;
-  using Int = typename detail::Format<D>::Int;
-  const detail::Angle<D> rest = detail::angle(to_double(fabs(x)));
-  const auto odd = (rest.quarters & Int(1)) != Int(0);
-  const D y = where(odd, -rest.cosine, rest.sine) / where(odd, rest.sine, rest.cosine);
-  return detail::signed_as(to_single(y), x);
-}
-template <DoubleNumber T>
+/// Radians, of any size.
+template <class T>
 constexpr T tan(T x) {
   using Int = typename detail::Format<T>::Int;
+  using detail::Twofold;
   const detail::Quarters<T> angle = detail::remainder_of(fabs(x));
   const detail::SineAndCosine<T> of = detail::sine_and_cosine(angle.rest);
   const auto odd = (angle.count & Int(1)) != Int(0);
-  const T y = where(odd, -of.cosine, of.sine) / where(odd, of.sine, of.cosine);
-  return detail::signed_as(y, x);
+  const Twofold<T> over{where(odd, -of.cosine.high, of.sine.high), where(odd, -of.cosine.low, of.sine.low)};
+  const Twofold<T> under{where(odd, of.sine.high, of.cosine.high), where(odd, of.sine.low, of.cosine.low)};
+  // 0 has no rest that would take its sign, nor what is infinite.
+  const Twofold<T> y = detail::quotient(over, under);
+  return detail::signed_as(y.high + where(y.low == y.low, y.low, T(0)), x);
 }
 /// The angle of (x, y), from -pi to pi.
-template <SingleNumber T>
-constexpr T atan2(T y, T x) {
-  return to_single(detail::near_angle_of(to_double(y), to_double(x)));
-}
-template <DoubleNumber T>
+template <class T>
 constexpr T atan2(T y, T x) {
   return detail::angle_of(y, x);
 }
-template <class T>
+template <DoubleNumber T>
 constexpr T atan(T x) {
-  return atan2(x, T(1));
+  return detail::angle_of(x, T(1));
+}
+template <SingleNumber T>
+constexpr T atan(T x) {
+  const T size = fabs(x), a = where(size > T(0x1p60), T(0x1p60), size);
+  const auto steep = a > T(1);
+  const T over = where(steep, T(1), a), under = where(steep, a, T(1)), q = over / under;
+  const T z = q * q;
+  // A minimax fit up to 1, and what rounding took from a quotient, which is 1 / a.
+  const T tail =
+      detail::horner(z, -0.333333284f, 0.199997216f, -0.142804697f, 0.110622779f, -0.0882595032f,
+                     0.0677484572f, -0.0451515652f, 0.0229279809f, -0.00749891484f, 0.00114969478f);
+  const T rest = fma(q, z * tail, fma(-q, under, over) * q);
+  return copysign(detail::turned_by(where(steep, T(1), T(0)), where(steep, T(-1), T(1)), {q, rest}), x);
 }
 namespace detail {
 
@@ -125,10 +123,17 @@ constexpr D other_side(D x) {
   const Twofold<D> square = product(x, x), rest = ordered_sum(D(1), -square.high);
   return sqrt(rest.high + (rest.low - square.low));
 }
-/// Of a float.
-template <DoubleNumber D>
-constexpr D near_other_side(D x) {
-  return sqrt((D(1) - x) * (D(1) + x));
+
+/// The angle of the sine a, or half the angle of the cosine where a is large.
+template <SingleNumber T>
+constexpr Twofold<T> arc(T a, auto large) {
+  const T z = where(large, fma(T(-0.5), a, T(0.5)), a * a);
+  const Twofold<T> side = root(Twofold<T>{z, T(0)});
+  const T r = where(large, side.high, a), low = where(large, side.low, T(0));
+  // A minimax fit of (asin(r)/r - 1) / z.
+  const T tail =
+      horner(z, 0.166666597f, 0.075005196f, 0.0445141383f, 0.0318303518f, 0.0143557088f, 0.0376296677f);
+  return {r, fma(r * z, tail, low)};
 }
 
 }  // namespace detail
@@ -136,8 +141,10 @@ constexpr D near_other_side(D x) {
 /// NaN outside [-1, 1].
 template <SingleNumber T>
 constexpr T asin(T x) {
-  const auto v = to_double(x);
-  return to_single(detail::near_angle_of(v, detail::near_other_side(v)));
+  const T a = fabs(x);
+  const auto large = a > T(0.5);
+  return copysign(
+      detail::turned_by(where(large, T(1), T(0)), where(large, T(-2), T(1)), detail::arc(a, large)), x);
 }
 template <DoubleNumber T>
 constexpr T asin(T x) {
@@ -145,79 +152,91 @@ constexpr T asin(T x) {
 }
 template <SingleNumber T>
 constexpr T acos(T x) {
-  const auto v = to_double(x);
-  return to_single(detail::near_angle_of(detail::near_other_side(v), v));
+  const T a = fabs(x);
+  const auto large = a > T(0.5), back = x < T(0);
+  const T quarters = where(large, where(back, T(2), T(0)), T(1)), times = where(large, T(2), T(-1));
+  return detail::turned_by(quarters, where(back, -times, times), detail::arc(a, large));
 }
 template <DoubleNumber T>
 constexpr T acos(T x) {
   return detail::angle_of(detail::other_side(x), x);
 }
 
+namespace detail {
+
+/// (sinh(x)/x - 1) / x^2 in z = x^2, for |x| <= 1.
 template <SingleNumber T>
-constexpr T sinh(T x) {
-  using D = as_many_t<T, double>;
-  const D v = to_double(x), a = fabs(v), e = expm1(where(a > D(200), D(200), a));
-  return to_single(copysign(D(0.5) * (e + e / (e + D(1))), v));
+constexpr T sinh_tail(T z) {
+  return horner(z, 0.166666672f, 0.00833331142f, 0.000198426351f, 2.78392508e-06f);
 }
 template <DoubleNumber T>
+constexpr T sinh_tail(T z) {
+  return horner(z, 0.16666666666666666, 0.008333333333333333, 1.984126984126984e-04, 2.7557319223985893e-06,
+                2.505210838544172e-08, 1.6059043836821613e-10, 7.647163731819816e-13, 2.8114572543455206e-15,
+                8.22063524662433e-18);
+}
+
+}  // namespace detail
+
+template <class T>
 constexpr T sinh(T x) {
   const T a = fabs(x), z = x * x;
-  const T small = fma(a * z,
-                      detail::horner(z, 0.16666666666666666, 0.008333333333333333, 1.984126984126984e-04,
-                                     2.7557319223985893e-06, 2.505210838544172e-08, 1.6059043836821613e-10,
-                                     7.647163731819816e-13, 2.8114572543455206e-15, 8.22063524662433e-18),
-                      a);
+  const T small = fma(a * z, detail::sinh_tail(z), a);
   // Half of e^a, which is finite where the result is.
-  const T half = detail::exp_of(detail::Twofold<T>{a, T(0)}, -1);
-  return copysign(where(a < T(1), small, half - T(0.25) / half), x);
+  const auto half = detail::exp_of(detail::Twofold<T>{a, T(0)}, -1);
+  const auto large = detail::ordered_sum(half.high, T(-0.25) / half.high);
+  const T rest = large.low + half.low;
+  return copysign(where(a < T(1), small, large.high + where(rest == rest, rest, T(0))), x);
 }
-template <SingleNumber T>
+template <class T>
 constexpr T cosh(T x) {
-  using D = as_many_t<T, double>;
-  const D e = exp(to_double(x));
-  return to_single(D(0.5) * (e + D(1) / e));
+  const auto half = detail::exp_of(detail::Twofold<T>{fabs(x), T(0)}, -1);
+  const auto all = detail::ordered_sum(half.high, T(0.25) / half.high);
+  const T rest = all.low + half.low;
+  return all.high + where(rest == rest, rest, T(0));
 }
-template <DoubleNumber T>
-constexpr T cosh(T x) {
-  const T half = detail::exp_of(detail::Twofold<T>{fabs(x), T(0)}, -1);
-  return half + T(0.25) / half;
-}
-template <SingleNumber T>
+template <class T>
 constexpr T asinh(T x) {
-  using D = as_many_t<T, double>;
-  const D v = to_double(x), a = fabs(v), root = sqrt(a * a + D(1));
-  return to_single(copysign(where(a < D(1), log1p(a + a * a / (D(1) + root)), log(a + root)), v));
-}
-/// In double within 4 ulp, as are the two that follow.
-template <DoubleNumber T>
-constexpr T asinh(T x) {
-  const T a = fabs(x), near = where(a > T(0x1p28), T(0), a), square = near * near;
-  const T y = log1p(near + square / (T(1) + sqrt(square + T(1))));
-  return copysign(where(a > T(0x1p28), log(a) + T(0.6931471805599453), y), x);
+  using F = detail::Format<T>;
+  using detail::Twofold;
+  const T a = fabs(x);
+  const auto steep = a > T(F::steep);
+  const T near = where(steep, T(1), a);
+  const Twofold<T> square = detail::product(near, near), sum = detail::sum(square.high, T(1));
+  const Twofold<T> side = detail::root(Twofold<T>{sum.high, sum.low + square.low});
+  const Twofold<T> both = detail::sum(side.high, near);
+  const Twofold<T> of{where(steep, a, both.high), where(steep, T(0), both.low + side.low)};
+  const T y = detail::rounded(detail::log_of(of, where(steep, T(1), T(0))));
+  return copysign(where(a < T(F::flat), fma(a * a, a * T(-1.0 / 6), a), y), x);
 }
 /// NaN below 1.
-template <SingleNumber T>
+template <class T>
 constexpr T acosh(T x) {
-  using D = as_many_t<T, double>;
-  const D v = to_double(x), y = log(v + sqrt(v * v - D(1)));
-  return to_single(where(v < D(1), D(std::numeric_limits<double>::quiet_NaN()), y));
-}
-template <DoubleNumber T>
-constexpr T acosh(T x) {
-  const T above = where(x > T(0x1p28), T(1), x - T(1));
-  const T y = log1p(above + sqrt(above * (above + T(2))));
-  return where(x > T(0x1p28), log(x) + T(0.6931471805599453),
-               where(x < T(1), T(std::numeric_limits<double>::quiet_NaN()), y));
+  using F = detail::Format<T>;
+  using Limits = std::numeric_limits<element_t<T>>;
+  using detail::Twofold;
+  const auto steep = x > T(F::steep);
+  const T near = where(steep, T(1), x);
+  const Twofold<T> square = detail::product(near, near), less = detail::sum(square.high, T(-1));
+  const Twofold<T> side = detail::root(Twofold<T>{less.high, less.low + square.low});
+  const Twofold<T> both = detail::sum(near, side.high);
+  const Twofold<T> of{where(steep, x, both.high), where(steep, T(0), both.low + side.low)};
+  const T y = detail::rounded(detail::log_of(of, where(steep, T(1), T(0))));
+  return where(x >= T(1), y, T(Limits::quiet_NaN()));
 }
 /// NaN outside [-1, 1].
-template <DoubleNumber T>
+template <class T>
 constexpr T atanh(T x) {
-  const T a = fabs(x);
-  return copysign(T(0.5) * log1p(T(2) * a / (T(1) - a)), x);
-}
-template <SingleNumber T>
-constexpr T atanh(T x) {
-  return to_single(atanh(to_double(x)));
+  using detail::Twofold;
+  const T a = fabs(x), z = x * x;
+  // Half the logarithm of (1 + a) / (1 - a), of which the series is one in a itself.
+  const T small = fma(a * z, fma(z, T(0.5) * detail::log_far_tail(z), T(1.0 / 3)), a);
+  const Twofold<T> ratio = detail::quotient(detail::ordered_sum(T(1), a), detail::ordered_sum(T(1), -a));
+  const Twofold<T> log =
+      detail::log_of(Twofold<T>{ratio.high, where(ratio.low == ratio.low, ratio.low, T(0))});
+  const T large =
+      where(a <= T(1), T(0.5) * detail::rounded(log), T(std::numeric_limits<element_t<T>>::quiet_NaN()));
+  return copysign(where(a < T(0.17), small, large), x);
 }
 
 namespace detail {
@@ -235,7 +254,8 @@ constexpr T rest_of(T a, T b) {
   const D x = fabs(to_double(a)), size = fabs(to_double(b)), y = where(size == infinity, D(1), size);
   const D inverse = D(1) / y;
   const auto step = [&](D rest) { return fma(-trunc(rest * inverse), y, rest); };
-  D rest = step(step(step(step(step(step(x))))));
+  D rest = step(x);
+  if (any(x * inverse >= D(0x1p50))) rest = step(step(step(step(step(rest)))));
   rest = rest + where(rest < D(0), y, D(0));  // the last quotient may be one off
   rest = rest - where(rest >= y, y, D(0));
   return to_single(copysign(where(size == infinity, where(x < infinity, x, x - x), rest), to_double(a)));

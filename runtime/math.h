@@ -34,21 +34,6 @@ namespace detail {
 
 // The polynomials are weighted minimax fits. Float and double differ in degree only.
 
-// (exp(r) - 1 - r) / r^2 on |r| <= ln(2)/2.
-template <SingleNumber T>
-constexpr T exp_tail(T r) {
-  return horner(r, 0.49999994f, 0.16666521f, 0.041668482f, 0.008368666f, 0.0013809038f);
-}
-// (log((1+s)/(1-s))/s - 2) / s^2 in z = s^2, for (1+s)/(1-s) between sqrt(1/2) and sqrt(2).
-template <SingleNumber T>
-constexpr T log_tail(T z) {
-  return horner(z, 0.66666776f, 0.39977446f, 0.29873738f);
-}
-template <DoubleNumber T>
-constexpr T log_tail(T z) {
-  return horner(z, 0.6666666666666734, 0.399999999994166, 0.2857142874202555, 0.22222198605640625,
-                0.18183562830803124, 0.15314085022738003, 0.1479563301717103);
-}
 // (tanh(x)/x - 1) / x^2 in z = x^2, for |x| <= 0.6.
 template <SingleNumber T>
 constexpr T tanh_tail(T z) {
@@ -124,21 +109,11 @@ constexpr T exp(T x) {
 template <class T>
 constexpr T log(T x) {
   using F = detail::Format<T>;
-  using Int = typename F::Int;
-  using Wrapping = typename F::Unsigned;  // the differences of negative inputs overflow and are not used
-  using Limits = std::numeric_limits<element_t<T>>;
-  const auto subnormal = x < T(Limits::min());
-  const auto bits = std::bit_cast<Wrapping>(where(subnormal, x * detail::pow2<T>(Int(F::mantissa)), x));
-  const auto e = std::bit_cast<Int>(bits - Wrapping(F::sqrt_half)) >> F::mantissa;
-  const T f = std::bit_cast<T>(bits - (std::bit_cast<Wrapping>(e) << F::mantissa)) - T(1);
-  const T k = detail::from_integer<T>(e) - where(subnormal, T(F::mantissa), T(0));
-  const T s = f / (T(2) + f);
-  const T z = s * s;
+  const detail::Split<T> of = detail::split(x);
+  const T f = of.beyond_one, s = f / (T(2) + f), z = s * s;
   const T log1p = fma(-s, f - z * detail::log_tail(z), f);
-  const T y = fma(k, T(F::ln2_hi), fma(k, T(F::ln2_lo), log1p));
-  const T with_top = where(x < T(Limits::infinity()), y, x);
-  const T with_zero = where(x == T(0), T(-Limits::infinity()), with_top);
-  return where(x < T(0), T(Limits::quiet_NaN()), with_zero);
+  const T y = fma(of.exponent, T(F::ln2_hi), fma(of.exponent, T(F::ln2_lo), log1p));
+  return detail::with_edges_of_log(y, x);
 }
 
 /// log(1 + x), within 2 ulp: what rounding took from 1 + x stands in the quotient too (Kahan).
@@ -158,11 +133,16 @@ constexpr T sigmoid(T x) {
 /// Hyperbolic tangent, within 2 ulp.
 template <class T>
 constexpr T tanh(T x) {
-  const T a = fabs(x);
-  const T z = x * x;
-  const T small = fma(a * z, detail::tanh_tail(z), a);
-  const T large = T(1) - T(2) / (exp(a + a) + T(1));
-  return copysign(where(a < T(0.6), small, large), x);  // of -0 too
+  using F = detail::Format<T>;
+  const T a = fabs(x), square = x * x;
+  const T small = fma(a * square, detail::tanh_tail(square), a);
+  // Of e = e^(2a) - 1 it is e / (e + 2), which rounds to 1 long before the bound.
+  const T z = where(a > T(30), T(60), a + a);
+  const T shifted = fma(z, T(1.4426950408889634), T(F::round)), n = shifted - T(F::round);
+  const T r = fma(n, T(-F::ln2_lo), fma(n, T(-F::ln2_hi), z));
+  const T rest = fma(r * r, detail::exp_tail(r), r), scale = detail::pow2<T>(detail::low_bits(shifted));
+  const T e = fma(scale, rest, scale - T(1));
+  return copysign(where(a < T(0.6), small, e / (e + T(2))), x);  // of -0 too
 }
 
 /// Error function, within 2 ulp in float and 4 in double.
@@ -207,68 +187,12 @@ constexpr T rsqrt(T x) {
   return T(1) / sqrt(x);
 }
 
-namespace detail {
-
-/// What is left of an angle after whole quarters of a turn: its sine and cosine, and the number of quarters.
-template <DoubleNumber D>
-struct Angle {
-  D sine, cosine;
-  typename Format<D>::Int quarters;
-};
-
-/// Of a >= 0, a float.
-template <DoubleNumber D>
-constexpr Angle<D> angle(D a) {
-  // a is m 2^(24 j) with m below 2^48, and 2/pi 2^(24 j) counts modulo 4 alone. It stands in two parts, so
-  // that what is left of a after whole quarters is right to 2^-55 of one, and floats come no nearer than
-  // 2^-30.
-  const auto one = a >= D(0x1p48), two = a >= D(0x1p72), three = a >= D(0x1p96), four = a >= D(0x1p120);
-  const auto choose = [&](double v0, double v1, double v2, double v3, double v4) {
-    return where(four, D(v4), where(three, D(v3), where(two, D(v2), where(one, D(v1), D(v0)))));
-  };
-  const D m = a * choose(1, 0x1p-24, 0x1p-48, 0x1p-72, 0x1p-96);
-  const D high = choose(0x1.45f306dc9c883p-1, -0x1.236377d5ac07bp-1, 0x1.529fc2757d1f5p-4,
-                        0x1.3abe8fa9a6eep-3, 0x1.f534ddc0db629p+0);
-  const D low = choose(-0x1.6b01ec5417056p-55, -0x1.505c1596447e5p-57, 0x1.a6ee06db14acdp-59,
-                       0x1.b6c52b3278872p-57, 0x1.664f10e4107f9p-54);
-  const D turned = m * high;
-  const D round(Format<D>::round);
-  const D shifted = turned + round;  // rounds, and leaves the integer in the low bits
-  const D rest = (turned - (shifted - round)) + fma(m, low, fma(m, high, -turned));
-  // Taylor's polynomials, within 2^-34 up to 0.6 quarters.
-  const D r = rest * D(1.5707963267948966), z = r * r;
-  const D s = fma(r * z, horner(z, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800), r);
-  const D c = horner(z, 1.0, -1.0 / 2, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600);
-  return {s, c, std::bit_cast<typename Format<D>::Int>(shifted)};
-}
-
-/// The sine of an angle, or its cosine: that of `quarters` more quarters of a turn. For x >= 0.
-template <SingleNumber T>
-constexpr T sine(T x, std::int64_t quarters) {
-  const auto rest = angle(to_double(x));
-  using D = decltype(rest.sine);
-  using Int = typename Format<D>::Int;
-  const Int quadrant = rest.quarters + Int(quarters);
-  const D y = where((quadrant & Int(1)) != Int(0), rest.cosine, rest.sine);
-  return to_single(where((quadrant & Int(2)) != Int(0), -y, y));
-}
-
-}  // namespace detail
-
 /// Sine and cosine, within 1 ulp; radians, of any size.
-template <SingleNumber T>
-constexpr T sin(T x) {
-  return detail::signed_as(detail::sine(fabs(x), 0), x);
-}
-template <SingleNumber T>
-constexpr T cos(T x) {
-  return detail::sine(fabs(x), 1);
-}
-template <DoubleNumber T>
+template <class T>
 constexpr T sin(T x) {
   return detail::signed_as(detail::sine_of(detail::remainder_of(fabs(x)), 0), x);
 }
-template <DoubleNumber T>
+template <class T>
 constexpr T cos(T x) {
   return detail::sine_of(detail::remainder_of(fabs(x)), 1);
 }
@@ -280,38 +204,23 @@ constexpr T only_if(bool condition, T x) {
   return std::bit_cast<T>(std::bit_cast<Bits>(x) & (condition ? ~Bits{0} : Bits{0}));
 }
 
-namespace detail {
-
-/// x to the power y, where `power(size, y)` is that of a number that is not negative.
-template <DoubleNumber D, class Power>
-constexpr D signed_power(D x, D y, const Power& power) {
-  const D infinity(std::numeric_limits<double>::infinity());
-  const D half = D(0.5) * y;
-  const auto integer = trunc(y) == y, odd = integer & (trunc(half) != half);
-  // Of a power of 0 the base counts as 1.
-  const D size = where(y != D(0), fabs(x), D(1));
-  const D value = where(size == D(1), D(1), power(size, y));  // of an infinite power too
-  const D with_sign = where(odd, copysign(value, x), value);
-  const auto none = x + (x - x) < where(integer, -infinity, D(0));  // not of -inf, where the sum is NaN
-  const D defined = where(none, D(std::numeric_limits<double>::quiet_NaN()), with_sign);
-  return where(x == D(1), D(1), defined);
-}
-
-}  // namespace detail
-
 /// x to the power y, with IEEE 754's values at the edges; within 1 ulp.
-template <DoubleNumber T>
+template <class T>
 constexpr T pow(T x, T y) {
-  return detail::signed_power(x, y, [](T size, T power) {
-    const T general = detail::exp_of(detail::product_of_log(power, detail::log_of(size)));
-    return where(power == T(2), size * size, general);  // `square`, to the bit
-  });
-}
-/// In float through double.
-template <SingleNumber T>
-constexpr T pow(T x, T y) {
-  return to_single(detail::signed_power(to_double(x), to_double(y),
-                                        [](auto size, auto power) { return exp(power * log(size)); }));
+  using Limits = std::numeric_limits<element_t<T>>;
+  const T infinity(Limits::infinity());
+  const T half = T(0.5) * y;
+  const auto integer = trunc(y) == y;
+  const auto odd = integer & (trunc(half) != half);
+  // Of a power of 0 the base counts as 1.
+  const T size = where(y != T(0), fabs(x), T(1));
+  const T general = detail::exp_of(detail::product_of_log(y, detail::log_of(size))).high;
+  const T square = where(y == T(2), size * size, general);  // `square`, to the bit
+  const T value = where(size == T(1), T(1), square);        // of an infinite power too
+  const T with_sign = where(odd, copysign(value, x), value);
+  const auto none = x + (x - x) < where(integer, -infinity, T(0));  // not of -inf, where the sum is NaN
+  const T defined = where(none, T(Limits::quiet_NaN()), with_sign);
+  return where(x == T(1), T(1), defined);
 }
 
 struct SinCos {

@@ -103,8 +103,18 @@ struct FormatOf<float> {
   static constexpr int mantissa = 23, bias = 127;
   static constexpr float round = 0x1.8p23f;  // adding it rounds to an integer and leaves that in the low bits
   static constexpr float ln2_hi = 0x1.62e43p-1f, ln2_lo = -0x1.05c61p-29f;
-  static constexpr float exp_min = -104.f, exp_max = 89.f;
+  static constexpr float exp_min = -104.f, exp_max = 89.f, half_exp_max = 90.f;
   static constexpr Int sqrt_half = 0x3f3504f3;
+  // Numbers of which a few whole multiples are exact, and what is left of the constants.
+  static constexpr float short_ln2 = 0x1.62e4p-1f, ln2_rest = 0x1.7f7d1cp-20f;
+  static constexpr float short_log10_2 = 0x1.344p-2f, log10_2_rest = 0x1.3509f8p-18f;
+  static constexpr float short_eighth = 0x1.921fbp-1f, eighth_rest = 0x1.5110b4p-23f;  // of a turn
+  static constexpr float quarter[] = {0x1.921fb6p+0f, -0x1.777a5cp-25f, -0x1.ee59dap-50f};
+  static constexpr float most_quarters =
+      0x1p17f;                                  // an angle from which on three parts of a quarter are too few
+  static constexpr float huge = 0x1p120f;       // the sum of two such is finite
+  static constexpr float finite_power = 200.f;  // beyond it e^x is 0 or infinite
+  static constexpr float flat = 0x1p-10f, steep = 0x1p13f;  // where asinh is x - x^3/6, and log(2x)
 };
 template <>
 struct FormatOf<double> {
@@ -113,8 +123,16 @@ struct FormatOf<double> {
   static constexpr int mantissa = 52, bias = 1023;
   static constexpr double round = 0x1.8p52;
   static constexpr double ln2_hi = 0x1.62e42fefa39efp-1, ln2_lo = 0x1.abc9e3b39803fp-56;
-  static constexpr double exp_min = -746., exp_max = 710.;
+  static constexpr double exp_min = -746., exp_max = 710., half_exp_max = 711.;
   static constexpr Int sqrt_half = 0x3fe6a09e667f3bcd;
+  static constexpr double short_ln2 = 0x1.62e42fefa3800p-1, ln2_rest = 0x1.ef35793c76730p-45;
+  static constexpr double short_log10_2 = 0x1.34413509f7000p-2, log10_2_rest = 0x1.3fde623e2566bp-43;
+  static constexpr double short_eighth = 0x1.921fb54442d18p-1, eighth_rest = 0x1.1a62633145c07p-55;
+  static constexpr double quarter[] = {0x1.921fb54442d18p+0, 0x1.1a62633145c07p-54, 0x1.f1976b7ed8fbcp-110};
+  static constexpr double most_quarters = 0x1p29;
+  static constexpr double huge = 0x1p1000;
+  static constexpr double finite_power = 1000.;
+  static constexpr double flat = 0x1p-20, steep = 0x1p28;
 };
 /// The constants of a number's elements; integers are as many as it has.
 template <class T>

@@ -162,6 +162,26 @@ inline V rounded_of(V x) {
 }
 #endif
 
+/// Whether a register has a bit.
+template <class V>
+[[gnu::always_inline]] inline bool any_of(V v) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof v == 64) {
+    const auto words = std::bit_cast<__m512i>(v);
+    return _mm512_test_epi64_mask(words, words) != 0;
+  }
+#elif defined(__AVX2__)
+  if constexpr (sizeof v == 32) {
+    const auto words = std::bit_cast<__m256i>(v);
+    return _mm256_testz_si256(words, words) == 0;
+  }
+#endif
+  std::uint64_t words[sizeof v / 8], all = 0;
+  std::memcpy(words, &v, sizeof v);
+  for (const std::uint64_t word : words) all |= word;
+  return all != 0;
+}
+
 }  // namespace registers
 
 /// What a comparison of lanes gives, each -1 or 0 in an integer of their size.
@@ -179,11 +199,10 @@ struct Truths : registers::Registers<T, count> {
   [[gnu::always_inline]] friend inline Truths operator!(Truths a) {
     return registers::by_part<Truths>([](auto x) { return ~x; }, a);
   }
-  friend inline bool any(Truths truths) {
-    std::uint64_t words[count * sizeof(T) / 8], all = 0;
-    std::memcpy(words, truths.part, sizeof words);
-    for (const std::uint64_t word : words) all |= word;
-    return all != 0;
+  [[gnu::always_inline]] friend inline bool any(Truths truths) {
+    bool found = false;
+    for (const auto& part : truths.part) found |= registers::any_of(part);
+    return found;
   }
 };
 
@@ -390,16 +409,17 @@ struct std::numeric_limits<sherd::cpu::Lanes<T, size>> {
 namespace sherd::math::detail {
 
 /// See the form for one number: one by one, since hardly any angle is so large.
-template <int count>
-void replace_large(Quarters<cpu::Lanes<double, count>>& of, cpu::Lanes<double, count> a) {
-  double angle[count], high[count], low[count];
-  std::int64_t quarters[count];
+template <class T, int count>
+void replace_large(Quarters<cpu::Lanes<T, count>>& of, cpu::Lanes<T, count> a) {
+  using Int = typename Format<T>::Int;
+  T angle[count], high[count], low[count];
+  Int quarters[count];
   std::memcpy(angle, a.part, sizeof angle);
   std::memcpy(high, of.rest.high.part, sizeof high);
   std::memcpy(low, of.rest.low.part, sizeof low);
   std::memcpy(quarters, of.count.part, sizeof quarters);
   for (int l = 0; l < count; ++l) {
-    Quarters<double> one{{high[l], low[l]}, quarters[l]};
+    Quarters<T> one{{high[l], low[l]}, quarters[l]};
     if (is_large(angle[l])) replace_large(one, angle[l]);
     high[l] = one.rest.high, low[l] = one.rest.low, quarters[l] = one.count;
   }

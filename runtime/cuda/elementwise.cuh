@@ -75,32 +75,12 @@ __global__ void __launch_bounds__(threads_per_block) strided_kernel(F f, const _
   }
 }
 
-/// Whether a functor's results may be in doubt, and are then to be had from `exactly`.
-template <class F>
-inline constexpr bool is_quick = false;
-
 /// Takes packs by value: of references nvcc loads the elements one by one.
 template <class TO, int V, class F, class... TI>
 __device__ Pack<TO, V> map_packs(const F& f, const Pack<TI, V>... in) {
   Pack<TO, V> out;
-  if constexpr (is_quick<F>) {
-    // All before the first branch, so that they share constants and hide each other's latency.
-    bool doubt[V], any = false;
 #pragma unroll
-    for (int j = 0; j < V; ++j) {
-      const auto y = f(widen(in.at[j])...);
-      out.at[j] = narrow<TO>(y.value);
-      any |= doubt[j] = y.doubt;
-    }
-    if (any) {
-#pragma unroll
-      for (int j = 0; j < V; ++j)
-        if (doubt[j]) out.at[j] = narrow<TO>(f.exactly(widen(in.at[j])...));
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < V; ++j) out.at[j] = narrow<TO>(f(widen(in.at[j])...));
-  }
+  for (int j = 0; j < V; ++j) out.at[j] = narrow<TO>(f(widen(in.at[j])...));
   return out;
 }
 
@@ -151,12 +131,7 @@ __global__ void __launch_bounds__(threads_per_block)
                                               takes_rows<F, TI...>() && (rows.splat >> (I + 1) & 1) != 0)...);
     }(std::index_sequence_for<TI...>{});
   }
-  if (const std::int64_t i = n / V * V + first; i < n) {
-    if constexpr (is_quick<F>)
-      out[i] = narrow<TO>(f.exactly(widen(in[i])...));
-    else
-      out[i] = narrow<TO>(f(widen(in[i])...));
-  }
+  if (const std::int64_t i = n / V * V + first; i < n) out[i] = narrow<TO>(f(widen(in[i])...));
 }
 
 template <class F, class TO, class... TI>
@@ -165,16 +140,8 @@ void launch_strided(const F& f, const Operands& p) {
                p.stream, f, p);
 }
 
-/// The functor by which the kernel of dense operands computes `F` in float, with the same bits: `F`, unless
-/// another takes fewer instructions.
-template <class F>
-struct DenseForm {
-  using type = F;
-};
-
 template <class F, class TO, class... TI>
 void launch(const F& f, const Operands& p) {
-  using Dense = typename DenseForm<F>::type;
   constexpr int pack = std::min<int>(8, 16 / std::max({sizeof(TO), sizeof(TI)...}));  // 16 bytes at once
   if (p.dense || (p.dense_rows && takes_rows<F, TI...>())) {
     const int last = p.rank - 1;
@@ -185,8 +152,8 @@ void launch(const F& f, const Operands& p) {
         if (p.strides[k][last] == 0) rows.splat |= 1u << k;
       }
     [&]<std::size_t... I>(std::index_sequence<I...>) {
-      launch_early(dense_kernel<pack, Dense, TO, TI...>, blocks_for(p.numel / pack), threads_per_block,
-                   p.stream, Dense{f}, p.numel, rows, static_cast<TO*>(p.data[0]),
+      launch_early(dense_kernel<pack, F, TO, TI...>, blocks_for(p.numel / pack), threads_per_block,
+                   p.stream, f, p.numel, rows, static_cast<TO*>(p.data[0]),
                    static_cast<const TI*>(p.data[I + 1])...);
     }(std::index_sequence_for<TI...>{});
   } else {

@@ -1,4 +1,5 @@
-#include "runtime/cuda/quick.cuh"
+#include "runtime/cuda/elementwise.cuh"
+#include "runtime/ops/elementwise_list.h"
 
 namespace sherd::cuda {
 

@@ -1,5 +1,6 @@
+#include "runtime/cuda/elementwise.cuh"
 #include "runtime/cuda/half_table.h"
-#include "runtime/cuda/quick.cuh"
+#include "runtime/ops/elementwise_list.h"
 
 namespace sherd::cuda {
 namespace {
