@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <limits>
 #include <span>
 
@@ -158,17 +159,33 @@ struct KeyRun {
 };
 using KeyRuns = std::span<const KeyRun>;
 
+/// Calls `body(j, count)` for runs of lanes of [0, n): `count` is L but for the last.
+template <class F>
+void for_lanes(std::int64_t n, const F& body) {
+  for (std::int64_t j = 0; j < n; j += L) body(j, std::min<std::int64_t>(L, n - j));
+}
+/// The first `count` of the keys at `seen`, a byte each, or at `added`: zeros and -inf beyond.
+Lanes<std::uint32_t> mask_at(const std::uint8_t* seen, std::int64_t count) {
+  if (count == L) return load_u8(seen);
+  std::uint8_t some[L] = {};
+  std::memcpy(some, seen, static_cast<std::size_t>(count));
+  return load_u8(some);
+}
+Lanes<float> mask_at(const float* added, std::int64_t count) {
+  return Lanes<float>(count == L ? load(added) : first_lanes(load_part(added, count), count, lowest));
+}
+
 /// Whether the mask shows query `i` a key of [begin, end).
 bool any_seen(const Head& h, std::int64_t i, std::int64_t begin, std::int64_t end) {
-  unsigned any = 0;
-  if (h.a.mask.seen != nullptr) {
-    const std::uint8_t* row = h.a.mask.seen + h.mask_row(i);
-    for (std::int64_t j = begin; j < end; ++j) any |= row[j];
-  } else {
-    const float* row = h.a.mask.added + h.mask_row(i);
-    for (std::int64_t j = begin; j < end; ++j) any |= row[j] != lowest;
-  }
-  return any != 0;
+  const std::int64_t row = h.mask_row(i) + begin;
+  bool found = false;
+  for_lanes(end - begin, [&](std::int64_t j, std::int64_t count) {
+    if (h.a.mask.seen != nullptr)
+      found |= any(mask_at(h.a.mask.seen + row + j, count) != Lanes<std::uint32_t>(0));
+    else
+      found |= any(mask_at(h.a.mask.added + row + j, count) != Lanes<float>(lowest));
+  });
+  return found;
 }
 
 /// The keys that one of `count` queries from `i` sees; work on others is left out. Written to `space`.
@@ -201,14 +218,20 @@ KeyRun* take_runs(const Head& h, Arena& arena) {
 }
 
 /// Scores of query `i` with `n` keys from `begin` on: -inf where the mask hides one, else with what it adds.
+/// The row is writable up to a multiple of L.
 void mask_scores(const Head& h, std::int64_t i, std::int64_t begin, std::int64_t n, float* scores) {
-  if (h.a.mask.seen != nullptr) {
-    const std::uint8_t* row = h.a.mask.seen + h.mask_row(i) + begin;
-    for (std::int64_t j = 0; j < n; ++j) scores[j] = row[j] != 0 ? scores[j] : lowest;
-  } else if (h.a.mask.added != nullptr) {
-    const float* row = h.a.mask.added + h.mask_row(i) + begin;
-    for (std::int64_t j = 0; j < n; ++j) scores[j] = row[j] == lowest ? lowest : scores[j] + row[j];
-  }
+  if (!h.masked()) return;
+  const std::int64_t row = h.mask_row(i) + begin;
+  for_lanes(n, [&](std::int64_t j, std::int64_t count) {
+    const Lanes<float> score(load(scores + j)), hidden(lowest);
+    if (h.a.mask.seen != nullptr) {
+      const auto seen = mask_at(h.a.mask.seen + row + j, count);
+      store(scores + j, where(seen != Lanes<std::uint32_t>(0), score, hidden).vector());
+    } else {
+      const Lanes<float> added = mask_at(h.a.mask.added + row + j, count);
+      store(scores + j, where(added == hidden, hidden, score + added).vector());
+    }
+  });
 }
 
 /// Scores of the queries in `query` with the keys of `runs` before `limit`.
@@ -250,9 +273,8 @@ float exponentials(float* x, std::int64_t n, std::int64_t end, float shift) {
   Vec<float> total{};
   std::int64_t j = 0;
   for (; j < n; j += L) {
-    float e[L];
-    for (int l = 0; l < L; ++l) e[l] = math::exp(x[j + l] - shift);
-    const Vec<float> v = first_lanes(load(e), n - j, 0.f);
+    const Lanes<float> e = math::exp(Lanes<float>(load(x + j)) - Lanes<float>(shift));
+    const Vec<float> v = first_lanes(e.vector(), n - j, 0.f);
     store(x + j, v);
     total = total + v;
   }

@@ -362,30 +362,31 @@ template <int count>
   return y;
 }
 
-/// Sixteen integers of 16 bits in memory as lanes of 32, and back: what does not fit is cut off.
-[[gnu::always_inline]] inline Lanes<std::uint32_t> load_u16(const void* p) {
+/// Sixteen integers of 8 or 16 bits in memory as lanes of 32, and back: what does not fit is cut off.
+template <class T>
+[[gnu::always_inline]] inline Lanes<std::uint32_t> load_narrow(const void* p) {
   Lanes<std::uint32_t> words;
   using Wide = typename Lanes<std::uint32_t>::Part;
-  using Narrow = registers::VectorOf<std::uint16_t, sizeof(Wide) / 2>::type;
-  [&]<std::size_t... k>(std::index_sequence<k...>) __attribute__((always_inline)) {
-    const auto part = [&](std::size_t at) __attribute__((always_inline)) {
-      Narrow halves;
-      std::memcpy(&halves, static_cast<const char*>(p) + at * sizeof halves, sizeof halves);
-      return __builtin_convertvector(halves, Wide);
-    };
-    ((words.part[k] = part(k)), ...);
-  }(std::make_index_sequence<words.parts>{});
+  using Narrow = typename registers::VectorOf<T, sizeof(Wide) / 4 * sizeof(T)>::type;
+  for (int k = 0; k < words.parts; ++k) {
+    Narrow some;
+    std::memcpy(&some, static_cast<const char*>(p) + k * sizeof some, sizeof some);
+    words.part[k] = __builtin_convertvector(some, Wide);
+  }
   return words;
+}
+[[gnu::always_inline]] inline Lanes<std::uint32_t> load_u8(const void* p) {
+  return load_narrow<std::uint8_t>(p);
+}
+[[gnu::always_inline]] inline Lanes<std::uint32_t> load_u16(const void* p) {
+  return load_narrow<std::uint16_t>(p);
 }
 [[gnu::always_inline]] inline void store_u16(void* p, Lanes<std::uint32_t> words) {
   using Narrow = registers::VectorOf<std::uint16_t, sizeof(words.part[0]) / 2>::type;
-  [&]<std::size_t... k>(std::index_sequence<k...>) __attribute__((always_inline)) {
-    const auto part = [&](std::size_t at, auto wide) __attribute__((always_inline)) {
-      const Narrow halves = __builtin_convertvector(wide, Narrow);
-      std::memcpy(static_cast<char*>(p) + at * sizeof halves, &halves, sizeof halves);
-    };
-    (part(k, words.part[k]), ...);
-  }(std::make_index_sequence<words.parts>{});
+  for (int k = 0; k < words.parts; ++k) {
+    const Narrow some = __builtin_convertvector(words.part[k], Narrow);
+    std::memcpy(static_cast<char*>(p) + k * sizeof some, &some, sizeof some);
+  }
 }
 
 }  // namespace sherd::cpu

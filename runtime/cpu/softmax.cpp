@@ -39,13 +39,27 @@ C maximum(const T* x, std::int64_t n) {
   return largest(top);
 }
 
+/// y[j] = f(j, count) for the vectors of a row.
+template <class C, class T, class F>
+void map_row(T* y, std::int64_t n, const F& f) {
+  for_vectors<C>(n, [&](std::int64_t j, auto count) { put<C>(y + j, f(j, count), count); });
+}
+
+/// e[i] = e^(x[i] - shift).
+template <class T, class C>
+void exponentials(const T* x, std::int64_t n, C shift, C* e) {
+  map_row<C>(e, n, [&](std::int64_t i, auto count) {
+    return math::exp(Lanes<C>(take<C>(x + i, count)) - Lanes<C>(shift)).vector();
+  });
+}
+
 /// Calls `body(j, e, count)` for blocks of the row, where e[i] = e^(x[j + i] - shift).
 template <class T, class C, class F>
 void for_exponentials(const T* x, std::int64_t n, C shift, const F& body) {
   C e[block];
   for (std::int64_t j = 0; j < n; j += block) {
     const std::int64_t count = std::min(block, n - j);
-    for (std::int64_t i = 0; i < count; ++i) e[i] = math::exp(static_cast<C>(x[j + i]) - shift);
+    exponentials(x + j, count, shift, e);
     body(j, e, count);
   }
 }
@@ -69,7 +83,7 @@ C write_exponentials(const T* x, std::int64_t n, C shift, C* e) {
   double total = 0;
   for (std::int64_t j = 0; j < n; j += block) {
     const std::int64_t count = std::min(block, n - j);
-    for (std::int64_t i = 0; i < count; ++i) e[j + i] = math::exp(static_cast<C>(x[j + i]) - shift);
+    exponentials(x + j, count, shift, e + j);
     total += sum_of(e + j, count);
   }
   return static_cast<C>(total);
@@ -89,12 +103,6 @@ void with_wide_row(const T* x, std::int64_t n, const F& body) {
     }
   }
   body(x);
-}
-
-/// y[j] = f(j, count) for the vectors of a row.
-template <class C, class T, class F>
-void map_row(T* y, std::int64_t n, const F& f) {
-  for_vectors<C>(n, [&](std::int64_t j, auto count) { put<C>(y + j, f(j, count), count); });
 }
 
 }  // namespace
@@ -197,10 +205,13 @@ void cross_entropy_backward(const T* x, const std::int64_t* targets, std::int64_
       return;
     }
     const C factor = row_scale ? scale * row_scale[r] : scale, top = tops[r], log = logs[r];
-    const auto share = [&](T logit) { return math::exp((C(logit) - top) - log); };
     const std::int64_t t = targets[r];
-    const T at_target = T((share(in[t]) - C(1)) * factor);  // before it may be written over
-    for (std::int64_t j = 0; j < columns; ++j) out[j] = T(share(in[j]) * factor);
+    const C share = math::exp((C(in[t]) - top) - log);  // before it may be written over
+    const T at_target = T((share - C(1)) * factor);
+    map_row<C>(out, columns, [&](std::int64_t j, auto count) {
+      const Lanes<C> logits(take<C>(in + j, count));
+      return (math::exp((logits - Lanes<C>(top)) - Lanes<C>(log)) * Lanes<C>(factor)).vector();
+    });
     out[t] = at_target;
   });
 }

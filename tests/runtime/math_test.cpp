@@ -124,88 +124,73 @@ TEMPLATE_TEST_CASE("powers that pow multiplies out are right to two units in the
   }
 }
 
-TEST_CASE("elementary functions of floats are the exact ones, rounded, everywhere", "[one thread]") {
-  const auto check = [](const std::string& name, const auto& got, const auto& want) {
-    check_function<float>(name, 0.51, got, want);
-    for (const float x : {0.f, -0.f, 1.f, -1.f, HUGE_VALF, -HUGE_VALF}) {
-      INFO(name << " at " << x);
-      if (!std::isnan(got(x))) CHECK(std::signbit(got(x)) == std::signbit(want(x)));
-    }
-  };
-#define SHERD_CHECK(f) check(#f, [](float x) { return math::f(x); }, [](long double x) { return std::f(x); })
-  SHERD_CHECK(exp2);
-  SHERD_CHECK(log2);
-  SHERD_CHECK(log10);
-  SHERD_CHECK(tan);
-  SHERD_CHECK(asin);
-  SHERD_CHECK(acos);
-  SHERD_CHECK(atan);
-  SHERD_CHECK(sinh);
-  SHERD_CHECK(cosh);
-  SHERD_CHECK(asinh);
-  SHERD_CHECK(acosh);
-  SHERD_CHECK(atanh);
-#undef SHERD_CHECK
-  const auto expm1 = [](long double x) { return std::expm1(x); };
-  check_function<float>("expm1", 2, [](float x) { return math::expm1(x); }, expm1);
-  check_function<double>("expm1", 3, [](double x) { return math::expm1(x); }, expm1);
-}
-
-TEST_CASE("elementary functions of doubles are right to a few units in the last place, everywhere",
-          "[one thread]") {
+TEMPLATE_TEST_CASE(
+    "angles, hyperbolas, powers and logarithms to a base are right to a unit in the last place, everywhere",
+    "[one thread]", float, double) {
+  using T = TestType;
   const auto check = [](const std::string& name, double limit, const auto& got, const auto& want) {
-    check_function<double>(name, limit, got, want);
-    for (const double x : {0., -0., 1., -1., HUGE_VAL, -HUGE_VAL}) {
+    check_function<T>(name, limit, got, want);
+    for (const T x : {T(0), -T(0), T(1), T(-1), T(HUGE_VAL), T(-HUGE_VAL)}) {
       INFO(name << " at " << x);
       if (!std::isnan(got(x))) CHECK(std::signbit(got(x)) == std::signbit(want(x)));
     }
   };
 #define SHERD_CHECK(f, limit) \
-  check(#f, limit, [](double x) { return math::f(x); }, [](long double x) { return std::f(x); })
-  SHERD_CHECK(sin, 1);
-  SHERD_CHECK(cos, 1);
-  SHERD_CHECK(tan, 3);
-  SHERD_CHECK(exp2, 1);
-  SHERD_CHECK(log2, 0.51);
-  SHERD_CHECK(log10, 0.51);
-  SHERD_CHECK(asin, 2);
-  SHERD_CHECK(acos, 2);
-  SHERD_CHECK(atan, 1);
-  SHERD_CHECK(sinh, 2);
-  SHERD_CHECK(cosh, 2);
-  SHERD_CHECK(asinh, 4);
-  SHERD_CHECK(acosh, 4);
-  SHERD_CHECK(atanh, 4);
+  check(#f, limit, [](T x) { return math::f(x); }, [](long double x) { return std::f(x); })
+  constexpr bool single = sizeof(T) == 4;
+  SHERD_CHECK(sin, 0.8);
+  SHERD_CHECK(cos, 0.8);
+  SHERD_CHECK(tan, 1.1);
+  SHERD_CHECK(exp2, 0.8);
+  SHERD_CHECK(log2, single ? 0.85 : 0.51);
+  SHERD_CHECK(log10, single ? 0.85 : 0.51);
+  SHERD_CHECK(asin, single ? 0.65 : 2);
+  SHERD_CHECK(acos, single ? 0.65 : 2);
+  SHERD_CHECK(atan, single ? 1.15 : 1);
+  SHERD_CHECK(sinh, 1);
+  SHERD_CHECK(cosh, 1);
+  SHERD_CHECK(asinh, 0.55);
+  SHERD_CHECK(acosh, 0.55);
+  SHERD_CHECK(atanh, 0.55);
+  SHERD_CHECK(expm1, single ? 2 : 3);
 #undef SHERD_CHECK
-  for (const double power : {-700.25, -3.0, -0.75, -1e-3, 0.0, 0.1, 1.0, 2.0, 2.5, 3.0, 41.0, 1e4})
+  for (const T power :
+       {T(-700.25), T(-3), T(-0.75), T(-1e-3), T(0), T(0.1), T(1), T(2), T(2.5), T(3), T(41), T(1e4)})
     check(
-        "pow", 1, [&](double x) { return math::pow(x, power); },
+        "pow", 1, [&](T x) { return math::pow(x, power); },
         [&](long double x) { return std::pow(x, static_cast<long double>(power)); });
 }
 
-TEST_CASE("powers and logarithms of doubles are exact where the result is a double") {
+TEMPLATE_TEST_CASE("powers and logarithms are exact where the result is a number", "[one thread]", float,
+                   double) {
+  using T = TestType;
+  using L = std::numeric_limits<T>;
+  const T exact = std::ldexp(T(1), L::digits);
   for (int base = 1; base < 300; ++base) {
-    double product = 1;
-    for (int n = 0; product < 0x1p53; ++n, product *= base == 1 ? 0x1p20 : base) {
+    T product = 1;
+    for (int n = 0; product < exact; ++n, product *= base == 1 ? T(0x1p20) : static_cast<T>(base)) {
       INFO(base << " to the power " << n);
-      if (base > 1) CHECK(math::pow(double(base), double(n)) == product);
+      if (base > 1) CHECK(math::pow(T(base), T(n)) == product);
       if (base == 10) CHECK(math::log10(product) == n);
     }
   }
-  for (int n = -1074; n < 1024; ++n) {
+  for (int n = L::min_exponent - L::digits; n < L::max_exponent; ++n) {
     INFO("2 to the power " << n);
-    CHECK(math::log2(std::ldexp(1.0, n)) == n);
-    CHECK(math::exp2(double(n)) == std::ldexp(1.0, n));
-    CHECK(math::pow(2.0, double(n)) == std::ldexp(1.0, n));
+    CHECK(math::log2(std::ldexp(T(1), n)) == n);
+    CHECK(math::exp2(T(n)) == std::ldexp(T(1), n));
+    CHECK(math::pow(T(2), T(n)) == std::ldexp(T(1), n));
   }
 }
 
-TEST_CASE("powers and angles of doubles have IEEE 754's values at the edges") {
-  const std::vector<double> values = {0,      -0.,    1,       -1,       0.5,       -2.5,        3,
-                                      -3,     1e-310, -1e-310, 5e-324,   1e300,     0x1p53,      0x1p53 + 2,
-                                      -1e300, 709.9,  -1075,   HUGE_VAL, -HUGE_VAL, std::nan("")};
-  for (const double y : values)
-    for (const double x : values) {
+TEMPLATE_TEST_CASE("powers and angles have IEEE 754's values at the edges", "[one thread]", float, double) {
+  using T = TestType;
+  std::vector<T> values;
+  for (const double v : std::vector<double>{
+           0,      -0.,   1,      -1,         0.5,    -2.5,  3,     -3,       1e-310,    -1e-310,
+           5e-324, 1e300, 0x1p53, 0x1p53 + 2, -1e300, 709.9, -1075, HUGE_VAL, -HUGE_VAL, std::nan("")})
+    values.push_back(static_cast<T>(v));
+  for (const T y : values)
+    for (const T x : values) {
       INFO(x << ", " << y);
       const long double wide_x = x, wide_y = y;
       CHECK(ulps(math::pow(x, y), std::pow(wide_x, wide_y)) <= 1);
@@ -223,7 +208,7 @@ TEST_CASE("angles and remainders of floats are the C library's, of every sign an
     for (const float x : values) {
       INFO(y << ", " << x);
       const float angle = math::atan2(y, x);
-      CHECK(ulps(angle, std::atan2(static_cast<long double>(y), static_cast<long double>(x))) <= 0.51);
+      CHECK(ulps(angle, std::atan2(static_cast<long double>(y), static_cast<long double>(x))) <= 0.9);
       if (!std::isnan(angle)) CHECK(std::signbit(angle) == std::signbit(std::atan2(y, x)));
       const float rest = math::remainder(y, x), cut = std::fmod(y, x);
       CHECK((rest == cut || rest == cut + x || (std::isnan(rest) && std::isnan(cut))));
