@@ -8,6 +8,7 @@
 #include "runtime/ops/arange.h"
 #include "runtime/ops/full.h"
 #include "runtime/ops/random.h"
+#include "runtime/parallel.h"
 #include "runtime/replay.h"
 
 namespace sherd::cpu {
@@ -28,32 +29,39 @@ void fill_f32_then_cast(const Tensor& out, F&& fill) {
   copy_(alias(out, out.layout()), wide);
 }
 
-void full(const ops::Full& op, Inputs, Outputs out) {
-  with_element(out[0].dtype(), [&]<class T>() {
-    std::fill_n(reinterpret_cast<T*>(out[0].raw()), out[0].numel(), element_of<T>(op.value));
+constexpr std::int64_t elements_per_tile = 1 << 16;
+
+/// Calls `body(y, begin, end)` for the elements of `out`, of tiles that threads share.
+template <class F>
+void for_tiles(const Tensor& out, const F& body) {
+  with_element(out.dtype(), [&]<class T>() {
+    auto* const y = reinterpret_cast<T*>(out.raw());
+    parallel_for(out.numel(), elements_per_tile,
+                 [&](std::int64_t begin, std::int64_t end) { body(y, begin, end); });
   });
 }
 
-void fill(const ops::Fill& op, Inputs in, Outputs) {
-  if (!in[0].is_contiguous()) {
-    copy_(alias(in[0], in[0].layout()), Tensor::scalar(op.value, {in[0].dtype(), in[0].device()}));
-    return;
-  }
-  with_element(in[0].dtype(), [&]<class T>() {
-    std::fill_n(reinterpret_cast<T*>(in[0].raw()), in[0].numel(), element_of<T>(op.value));
+void fill_all(const Tensor& out, Number value) {
+  for_tiles(out, [&]<class T>(T* y, std::int64_t begin, std::int64_t end) {
+    std::fill(y + begin, y + end, element_of<T>(value));
   });
+}
+
+void full(const ops::Full& op, Inputs, Outputs out) { fill_all(out[0], op.value); }
+
+void fill(const ops::Fill& op, Inputs in, Outputs) {
+  if (in[0].is_contiguous()) return fill_all(in[0], op.value);
+  copy_(alias(in[0], in[0].layout()), Tensor::scalar(op.value, {in[0].dtype(), in[0].device()}));
 }
 
 void arange(const ops::Arange& op, Inputs, Outputs out) {
-  with_element(out[0].dtype(), [&]<class T>() {
-    auto* y = reinterpret_cast<T*>(out[0].raw());
-    const std::int64_t n = out[0].numel();
+  for_tiles(out[0], [&]<class T>(T* y, std::int64_t begin, std::int64_t end) {
     if constexpr (std::is_integral_v<T>) {  // exact beyond 2^53
       const auto start = op.start.as<std::int64_t>(), step = op.step.as<std::int64_t>();
-      for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<T>(start + i * step);
+      for (std::int64_t i = begin; i < end; ++i) y[i] = static_cast<T>(start + i * step);
     } else {
       const auto start = op.start.as<double>(), step = op.step.as<double>();
-      for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<T>(start + static_cast<double>(i) * step);
+      for (std::int64_t i = begin; i < end; ++i) y[i] = static_cast<T>(start + static_cast<double>(i) * step);
     }
   });
 }

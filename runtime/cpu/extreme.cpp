@@ -135,6 +135,12 @@ void extreme_columns(const StridedReduction& r, const T* x, T* out, std::int64_t
   for (std::int64_t j = 0; j < r.inner; ++j) best[j] = C(x[j]);
   for (std::int64_t i = 1; i < r.reduce; ++i) {
     const T* row = x + i * r.reduce_stride;
+    if (!index) {
+      for_vectors<C>(r.inner, [&](std::int64_t j, auto count) {
+        put<C>(best + j, better_lanes<largest, C>(take<C>(row + j, count), take<C>(best + j, count)), count);
+      });
+      continue;
+    }
     for (std::int64_t j = 0; j < r.inner; ++j) {
       const C v = C(row[j]);
       const bool replaces = better<largest>(v, best[j]);

@@ -25,14 +25,17 @@ double max_abs(std::span<const std::span<const T>> list) {
   using C = compute_t<T>;
   std::vector<C> tops(static_cast<std::size_t>(tile_count(list)));
   for_elements(list, [&](std::span<const T> values, std::int64_t begin, std::int64_t end, std::int64_t tile) {
-    // As bits, because magnitudes order like integers there, NaN above all: integer maxima vectorise and keep
-    // it.
-    using Bits = typename math::detail::Format<C>::Int;
-    Bits top = std::bit_cast<Bits>(tops[tile]);
-    for (std::int64_t i = begin; i < end; ++i) {
-      top = std::max(top, std::bit_cast<Bits>(std::fabs(static_cast<C>(values[i]))));
-    }
-    tops[tile] = std::bit_cast<C>(top);
+    // As bits, because magnitudes order like integers there, NaN above all.
+    using Bits = typename math::detail::Format<Lanes<C>>::Int;
+    Bits top(std::bit_cast<typename math::detail::Format<C>::Int>(tops[tile]));
+    for_vectors<C>(end - begin, [&](std::int64_t i, auto count) {
+      const auto size = std::bit_cast<Bits>(fabs(Lanes<C>(take<C>(values.data() + begin + i, count))));
+      top = where(size > top, size, top);
+    });
+    const auto all = top.vector();
+    for (int l = 0; l < lanes<C>; ++l)
+      if (all[l] > std::bit_cast<typename math::detail::Format<C>::Int>(tops[tile]))
+        tops[tile] = std::bit_cast<C>(all[l]);
   });
   double best = 0;
   for (C top : tops) best = top > best || std::isnan(top) ? static_cast<double>(top) : best;
