@@ -206,23 +206,40 @@ constexpr T only_if(bool condition, T x) {
   return std::bit_cast<T>(std::bit_cast<Bits>(x) & (condition ? ~Bits{0} : Bits{0}));
 }
 
-/// x to the power y, with IEEE 754's values at the edges; within 1 ulp.
-template <class T>
-constexpr T pow(T x, T y) {
-  using Limits = std::numeric_limits<element_t<T>>;
-  const T infinity(Limits::infinity());
-  const T half = T(0.5) * y;
+namespace detail {
+
+/// x to the power y, where `power(size, y)` is that of a number that is not negative.
+template <DoubleNumber D, class Power>
+constexpr D signed_power(D x, D y, const Power& power) {
+  const D infinity(std::numeric_limits<double>::infinity());
+  const D half = D(0.5) * y;
   const auto integer = trunc(y) == y;
   const auto odd = integer & (trunc(half) != half);
   // Of a power of 0 the base counts as 1.
-  const T size = where(y != T(0), fabs(x), T(1));
-  const T general = detail::exp_of(detail::product_of_log(y, detail::log_of(size))).high;
-  const T square = where(y == T(2), size * size, general);  // `square`, to the bit
-  const T value = where(size == T(1), T(1), square);        // of an infinite power too
-  const T with_sign = where(odd, copysign(value, x), value);
-  const auto none = x + (x - x) < where(integer, -infinity, T(0));  // not of -inf, where the sum is NaN
-  const T defined = where(none, T(Limits::quiet_NaN()), with_sign);
-  return where(x == T(1), T(1), defined);
+  const D size = where(y != D(0), fabs(x), D(1));
+  const D value = where(size == D(1), D(1), power(size, y));  // of an infinite power too
+  const D with_sign = where(odd, copysign(value, x), value);
+  const auto none = x + (x - x) < where(integer, -infinity, D(0));  // not of -inf, where the sum is NaN
+  const D defined = where(none, D(std::numeric_limits<double>::quiet_NaN()), with_sign);
+  return where(x == D(1), D(1), defined);
+}
+
+}  // namespace detail
+
+/// x to the power y, with IEEE 754's values at the edges; within 1 ulp.
+template <DoubleNumber T>
+constexpr T pow(T x, T y) {
+  return detail::signed_power(x, y, [](T size, T power) {
+    const T general = detail::exp_of(detail::product_of_log(power, detail::log_of(size))).high;
+    return where(power == T(2), size * size, general);  // `square`, to the bit
+  });
+}
+/// In float through double, which rounds as the exact power nearly always: so do powers that are multiplied
+/// out (`ops::PowerOfHalves`).
+template <SingleNumber T>
+constexpr T pow(T x, T y) {
+  return to_single(detail::signed_power(to_double(x), to_double(y),
+                                        [](auto size, auto power) { return exp(power * log(size)); }));
 }
 
 struct SinCos {
