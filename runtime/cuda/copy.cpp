@@ -1,6 +1,8 @@
 // Copies: between dtypes, layouts and devices.
 #include "runtime/ops/copy.h"
 
+#include <optional>
+
 #include "runtime/cuda/channels_last.h"
 #include "runtime/cuda/image_order.h"
 #include "runtime/cuda/launchers.h"
@@ -67,10 +69,51 @@ bool lie_in_a_row(Inputs parts, const Tensor& out, int axis) {
   return row;
 }
 
+/// Elements from one row of `x` to the next, a row being all from `axis` on; none where those have holes or
+/// lie unevenly.
+std::optional<std::int64_t> pitch_from(const Tensor& x, int axis) {
+  std::int64_t length = 1, rows = 1, pitch = 0;
+  for (int i = x.rank() - 1; i >= 0; --i) {
+    const std::int64_t size = x.shape()[i], stride = x.strides()[i];
+    if (size == 1) continue;
+    if (i < axis && rows == 1) pitch = stride;
+    if (stride != (i < axis ? pitch * rows : length)) return {};
+    (i < axis ? rows : length) *= size;
+  }
+  return pitch;
+}
+
+/// Joins few bytes, which launches take longer than, in one; false where it is none of that.
+bool join_at_once(Inputs parts, const Tensor& out, int axis) {
+  constexpr std::int64_t most_bytes = 8 << 20;
+  if (parts.size() > JoinCall::most || out.numel() == 0 || out.spec().bytes() > most_bytes ||
+      !out.is_contiguous())
+    return false;
+  JoinCall call{.bytes = size_of(out.dtype()), .y = out.raw()};
+  for (int i = 0; i < axis; ++i) call.rows *= out.shape()[i];
+  call.columns = out.numel() / call.rows;
+  std::int64_t first = 0;
+  for (const Tensor& part : parts) {
+    if (part.numel() == 0) continue;
+    const std::optional<std::int64_t> pitch = pitch_from(part, axis);
+    if (!pitch) return false;
+    const std::int64_t length = part.numel() / call.rows;
+    call.part[call.count++] = {part.raw(), *pitch, length, first};
+    first += length;
+  }
+  call.stream = stream_of(out.device());
+  launch_join(call);
+  check_launch(ops::Cat::name);
+  return true;
+}
+
 void cat_kernel(const void* erased, Inputs in, Outputs out) {
   const auto& op = *static_cast<const ops::Cat*>(erased);
   join_channels_last(in, out[0]);
-  if (!lie_in_a_row(in, out[0], op.axis)) return op.run(in, out);
+  if (!lie_in_a_row(in, out[0], op.axis)) {
+    if (!join_at_once(in, out[0], op.axis)) op.run(in, out);
+    return;
+  }
   std::byte* to = out[0].raw();
   CopyList list{op.name, stream_of(out[0].device())};
   for (const Tensor& part : in) {

@@ -328,12 +328,46 @@ __global__ void __launch_bounds__(threads_per_block) copies(const __grid_constan
   }
 }
 
+/// `blockIdx.y` is the part.
+template <class Bits>
+__global__ void __launch_bounds__(threads_per_block) join(const __grid_constant__ JoinCall c) {
+  wait_for_earlier();
+  const JoinCall::Part& part = c.part[blockIdx.y];
+  const auto length = static_cast<std::uint32_t>(part.length),
+             count = static_cast<std::uint32_t>(c.rows) * length, step = gridDim.x * threads_per_block;
+  const Bits* x = static_cast<const Bits*>(part.x);
+  Bits* y = static_cast<Bits*>(c.y) + part.first;
+  for (std::uint32_t i = blockIdx.x * threads_per_block + threadIdx.x; i < count; i += step) {
+    const std::uint32_t row = i / length, column = i - row * length;
+    y[row * c.columns + column] = x[row * part.pitch + column];
+  }
+}
+
 }  // namespace
 
 bool takes_copy(DType to, DType from) { return to == from || (is_small_float(to) && is_small_float(from)); }
 
 void launch_copy_each(const CopySlots& slots, cudaStream_t stream) {
   if (slots.blocks() > 0) launch_early(copies, slots.blocks(), threads_per_block, stream, slots);
+}
+
+void launch_join(const JoinCall& c) {
+  std::int64_t longest = 1;
+  for (int i = 0; i < c.count; ++i) longest = c.part[i].length > longest ? c.part[i].length : longest;
+  const dim3 grid(blocks_for(blocks_of(c.rows * longest, 4)), static_cast<unsigned>(c.count));
+  const auto join_bits = [&]<class Bits>() {
+    launch_early(join<Bits>, grid, threads_per_block, c.stream, c);
+  };
+  switch (c.bytes) {
+    case 1:
+      return join_bits.template operator()<std::uint8_t>();
+    case 2:
+      return join_bits.template operator()<std::uint16_t>();
+    case 4:
+      return join_bits.template operator()<std::uint32_t>();
+    default:
+      return join_bits.template operator()<std::uint64_t>();
+  }
 }
 
 void launch_copy(const Operands& p) {

@@ -36,45 +36,71 @@ __device__ float bias_of(const Call& c, std::int64_t channel) {
   return c.bias != nullptr ? widen(static_cast<const T*>(c.bias)[channel]) : 0.f;
 }
 
+/// What a column of windows of K x K sees whose rows move by one: rows of K pixels. A plane has less than
+/// 2^31.
+template <class T, int K>
+class Strip {
+ public:
+  __device__ Strip(const T* plane, int height, int width, int top, int left, int dilation)
+      : plane_(plane), height_(height), width_(width), top_(top) {
+#pragma unroll
+    for (int j = 0; j < K; ++j) {
+      column_[j] = left + j * dilation;
+      inside_[j] = column_[j] >= 0 && column_[j] < width;
+    }
+  }
+  __device__ void load(int i, float (&seen)[K]) const {
+    const int y = top_ + i;
+    const bool inside = y >= 0 && y < height_;
+    const T* row = plane_ + y * width_;
+#pragma unroll
+    for (int j = 0; j < K; ++j) seen[j] = inside && inside_[j] ? widen(row[column_[j]]) : 0.f;
+  }
+
+ private:
+  const T* plane_;
+  int height_, width_, top_, column_[K];
+  bool inside_[K];
+};
+constexpr std::int64_t most_of_strip = std::int64_t{1} << 30;  // of a plane, with what is around it
+
 /// Kernels of K x K whose rows move by one: a thread makes some results of a column.
 template <class T, int K>
 __global__ void __launch_bounds__(block) columns(const Correlation c, std::int64_t n) {
   constexpr int V = rows_of_thread;
   std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * block + threadIdx.x;
   if (at >= n) return;
-  const std::int64_t column = taken(at, c.to_size[1]);
-  const std::int64_t row = taken(at, (c.to_size[0] + V - 1) / V) * V, plane = at;
-  const std::int64_t kernel = plane - divided(plane, c.kernels) * c.kernels;
+  const int column = static_cast<int>(taken(at, c.to_size[1]));
+  const int row = static_cast<int>(taken(at, (c.to_size[0] + V - 1) / V)) * V;
+  const std::int64_t plane = at, kernel = plane - divided(plane, c.kernels) * c.kernels;
   float w[K * K];
   const T* weights = static_cast<const T*>(c.w) + kernel * (K * K);
 #pragma unroll
   for (int i = 0; i < K * K; ++i) w[i] = widen(weights[c.turned ? K * K - 1 - i : i]);
 
-  const std::int64_t left = column * c.stride[1] - c.padding[1], top = row - c.padding[0];
-  const T* from =
-      static_cast<const T*>(c.from) + divided(plane, c.multiplier) * c.from_size[0] * c.from_size[1];
+  const int height = static_cast<int>(c.from_size[0]), width = static_cast<int>(c.from_size[1]);
+  const Strip<T, K> strip(
+      static_cast<const T*>(c.from) + divided(plane, c.multiplier) * c.from_size[0] * c.from_size[1], height,
+      width, row - static_cast<int>(c.padding[0]),
+      column * static_cast<int>(c.stride[1]) - static_cast<int>(c.padding[1]),
+      static_cast<int>(c.dilation[1]));
   float total[V] = {};
 #pragma unroll
   for (int i = 0; i < V + K - 1; ++i) {
-    const std::int64_t y = top + i;
-    const bool inside = y >= 0 && y < c.from_size[0];
     float seen[K];
-#pragma unroll
-    for (int j = 0; j < K; ++j) {
-      const std::int64_t x = left + j * c.dilation[1];
-      seen[j] = inside && x >= 0 && x < c.from_size[1] ? widen(from[y * c.from_size[1] + x]) : 0.f;
-    }
+    strip.load(i, seen);
 #pragma unroll
     for (int v = 0; v < V; ++v)
       if (i - v >= 0 && i - v < K)
 #pragma unroll
         for (int j = 0; j < K; ++j) total[v] = std::fma(seen[j], w[(i - v) * K + j], total[v]);
   }
+  const int left = static_cast<int>(c.to_size[0]) - row, step = static_cast<int>(c.to_size[1]);
   T* to = static_cast<T*>(c.to) + (plane * c.to_size[0] + row) * c.to_size[1] + column;
   const float bias = bias_of<T>(c, kernel);
 #pragma unroll
   for (int v = 0; v < V; ++v)
-    if (row + v < c.to_size[0]) to[v * c.to_size[1]] = narrow<T>(total[v] + bias);
+    if (v < left) to[v * step] = narrow<T>(total[v] + bias);
 }
 
 /// Any kernels: a thread makes a result.
@@ -183,6 +209,52 @@ __global__ void __launch_bounds__(block) grad_taps(const DepthwiseCall c, std::i
   }
 }
 
+/// The same of all taps of K x K where rows of the kernel move by one: a thread takes some results of a
+/// column at a time.
+template <class T, int K>
+__global__ void __launch_bounds__(block) grad_strips(const DepthwiseCall c, std::int64_t pieces) {
+  constexpr int V = rows_of_thread;
+  __shared__ float shared[block / warp_size];
+  std::int64_t at = blockIdx.x;
+  const std::int64_t part = taken(at, pieces), output = at, channel = divided(output, c.multiplier);
+  const int height = static_cast<int>(c.size[0]), width = static_cast<int>(c.size[1]),
+            rows = static_cast<int>(c.count[0]), columns = static_cast<int>(c.count[1]);
+  const std::int64_t strips = (rows + V - 1) / V, all = c.batch * strips * columns;
+  const std::int64_t length = (all + pieces - 1) / pieces, first = part * length;
+  const std::int64_t last = first + length < all ? first + length : all;
+  float total[K * K] = {};
+  for (std::int64_t i = first + threadIdx.x; i < last; i += block) {
+    std::int64_t place = i;
+    const int column = static_cast<int>(taken(place, columns)),
+              row = static_cast<int>(taken(place, strips)) * V;
+    const std::int64_t image = place;
+    const T* y = static_cast<const T*>(c.y) + (image * c.outputs() + output) * rows * columns;
+    const Strip<T, K> strip(static_cast<const T*>(c.x) + (image * c.channels + channel) * height * width,
+                            height, width, row - static_cast<int>(c.padding[0]),
+                            column * static_cast<int>(c.stride[1]) - static_cast<int>(c.padding[1]),
+                            static_cast<int>(c.dilation[1]));
+    float g[V];
+#pragma unroll
+    for (int v = 0; v < V; ++v) g[v] = row + v < rows ? widen(y[(row + v) * columns + column]) : 0.f;
+#pragma unroll
+    for (int k = 0; k < V + K - 1; ++k) {
+      float seen[K];
+      strip.load(k, seen);
+#pragma unroll
+      for (int v = 0; v < V; ++v)
+        if (k - v >= 0 && k - v < K)
+#pragma unroll
+          for (int j = 0; j < K; ++j)
+            total[(k - v) * K + j] = std::fma(g[v], seen[j], total[(k - v) * K + j]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < K * K; ++i) {
+    const float sum = group_sum<block / warp_size>(total[i], shared);
+    if (threadIdx.x == 0) c.partial[(part * c.outputs() + output) * (K * K) + i] = sum;
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(block)
     add_pieces(const DepthwiseCall c, std::int64_t pieces, std::int64_t n) {
@@ -210,8 +282,22 @@ void for_side(const std::int64_t (&kernel)[2], F&& f) {
               : f.template operator()<0>();
 }
 
+/// Whether windows slide down planes of such sizes by one row, as a `Strip` has them.
+bool in_strips(const std::int64_t (&size)[2], const std::int64_t (&kernel)[2],
+               const std::int64_t (&stride)[2], const std::int64_t (&padding)[2],
+               const std::int64_t (&dilation)[2]) {
+  std::int64_t around[2];
+  for (int i : {0, 1}) {
+    if (size[i] >= most_of_strip || padding[i] >= most_of_strip || dilation[i] * kernel[i] >= most_of_strip)
+      return false;
+    around[i] = size[i] + 2 * padding[i] + dilation[i] * kernel[i];
+  }
+  return stride[0] == 1 && dilation[0] == 1 && stride[1] < most_of_strip &&
+         around[0] < most_of_strip / around[1];
+}
+
 void launch_correlation(DType dtype, const Correlation& c, cudaStream_t stream) {
-  const bool slides = c.stride[0] == 1 && c.dilation[0] == 1;
+  const bool slides = in_strips(c.from_size, c.kernel, c.stride, c.padding, c.dilation);
   for_short(dtype, [&]<class T>() {
     for_side(c.kernel, [&]<int K>() {
       if (K != 0 && slides) {
@@ -281,8 +367,11 @@ void launch_depthwise_grad_weight(const DepthwiseCall& c) {
   const std::int64_t pieces = c.pieces(), n = c.outputs() * c.taps();
   for_short(c.dtype, [&]<class T>() {
     for_side(c.kernel, [&]<int K>() {
-      const std::int64_t blocks = pieces * (K == 0 ? n : c.outputs());
-      grad_taps<T, K><<<grid_of(blocks), block, 0, c.stream>>>(c, pieces);
+      const unsigned blocks = grid_of(pieces * (K == 0 ? n : c.outputs()));
+      if constexpr (K != 0)
+        if (in_strips(c.size, c.kernel, c.stride, c.padding, c.dilation))
+          return grad_strips<T, K><<<blocks, block, 0, c.stream>>>(c, pieces);
+      grad_taps<T, K><<<blocks, block, 0, c.stream>>>(c, pieces);
     });
     add_pieces<T><<<grid_of(blocks_of(n, block)), block, 0, c.stream>>>(c, pieces, n);
   });

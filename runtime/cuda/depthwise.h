@@ -18,7 +18,7 @@ struct DepthwiseCall {
   void* out = nullptr;
   cudaStream_t stream = nullptr;
 
-  std::int64_t outputs() const { return channels * multiplier; }
+  constexpr std::int64_t outputs() const { return channels * multiplier; }
   std::int64_t taps() const { return kernel[0] * kernel[1]; }
   /// Pieces that the gradient of kernels is summed in.
   std::int64_t pieces() const;

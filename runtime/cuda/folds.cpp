@@ -55,37 +55,62 @@ struct Fold {
 
 void fill_with_nan(const Tensor& y) { fill_(alias(y, y.layout()), std::numeric_limits<double>::quiet_NaN()); }
 
-/// Sums, over `divisor`, or means; of |x|^power unless that is 0.
-void reduce(std::string_view op, const Tensor& given, Mask axes, bool mean, int power, const Tensor& y) {
+void sum(const ops::Sum& op, Inputs in, Outputs out) {
+  const Tensor& y = out[0];
   if (y.numel() == 0) return;
   SumCall call;
-  const Fold fold(call, given, axes, 8);
-  if (mean && call.reduce == 0) return fill_with_nan(y);  // the mean of nothing
-  call.divisor = mean ? static_cast<double>(call.reduce) : 1.0;
-  call.power = power;
+  const Fold fold(call, in[0], op.axes, 8);
+  if (op.mean && call.reduce == 0) return fill_with_nan(y);  // the mean of nothing
+  call.divisor = op.mean ? static_cast<double>(call.reduce) : 1.0;
   call.out = y.raw();
   launch_sum(call);
-  check_launch(op);
+  check_launch(op.name);
 }
 
 double* doubles(const Tensor& t) { return reinterpret_cast<double*>(t.raw()); }
 
-void variance(const ops::Variance& op, Inputs in, Outputs out) {
+/// Sums of powers in f64, or if `root` their roots; and in the dtype of x unless `narrow` is an empty handle.
+template <class O>
+void sum_powers(const O& op, const Tensor& x, bool root, const Tensor& wide, const Tensor& narrow) {
+  if (wide.numel() == 0) return;
+  PowerSumCall call;
+  const Fold fold(call, x, op.axes, 8);
+  call.power = op.power;
+  call.root = root;
+  call.wide = doubles(wide);
+  call.out = raw_or_null(narrow);
+  launch_power_sum(call);
+  check_launch(op.name);
+}
+
+void power_sum(const ops::PowerSum& op, Inputs in, Outputs out) { sum_powers(op, in[0], false, out[0], {}); }
+void norm(const ops::Norm& op, Inputs in, Outputs out) {
+  sum_powers(op, in[0], op.power == 2, out[1], out[0]);
+}
+
+/// The last two of `out` are f64, the variance, or if `root` its root, and the mean; before them stands, of
+/// three, the first in the dtype of x.
+template <class O>
+void deviate(const O& op, const ops::Variance& of, bool root, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
   if (in[0].dtype() == DType::f64)  // needs the mean first: there is nothing wider to add squares up in
     return sherd::detail::adopt_reference(op.name, op.reference(in), out);
   VarianceCall call;
-  const Fold fold(call, in[0], op.axes, 16);
+  const Fold fold(call, in[0], of.axes, 16);
   if (call.reduce == 0) {
-    fill_with_nan(out[0]);
-    return fill_with_nan(out[1]);
+    for (const Tensor& y : out) fill_with_nan(y);
+    return;
   }
-  call.left = op.left(call.reduce);
-  call.variance = doubles(out[0]);
-  call.mean = doubles(out[1]);
+  call.left = of.left(call.reduce);
+  call.root = root;
+  call.variance = doubles(out[out.size() - 2]);
+  call.mean = doubles(out.back());
+  call.out = out.size() == 3 ? out[0].raw() : nullptr;
   launch_variance(call);
   check_launch(op.name);
 }
+void variance(const ops::Variance& op, Inputs in, Outputs out) { deviate(op, op, false, in, out); }
+void spread(const ops::Spread& op, Inputs in, Outputs out) { deviate(op, op.of, op.root, in, out); }
 
 void variance_grad(const ops::VarianceGrad& op, Inputs in, Outputs out) {
   if (out[0].numel() == 0) return;
@@ -97,11 +122,6 @@ void variance_grad(const ops::VarianceGrad& op, Inputs in, Outputs out) {
   call.mean = doubles(in[2]);
   launch_variance_grad(call, doubles(in[0]), out[0].raw());
   check_launch(op.name);
-}
-
-void sum(const ops::Sum& op, Inputs in, Outputs out) { reduce(op.name, in[0], op.axes, op.mean, 0, out[0]); }
-void power_sum(const ops::PowerSum& op, Inputs in, Outputs out) {
-  reduce(op.name, in[0], op.axes, false, op.power, out[0]);
 }
 
 void prod(const ops::Prod& op, Inputs in, Outputs out) {
@@ -129,9 +149,11 @@ void prod_grad(const ops::ProdGrad& op, Inputs in, Outputs out) {
 void add_folds() {
   add_kernel<sum>(DeviceType::cuda);
   add_kernel<power_sum>(DeviceType::cuda);
+  add_kernel<norm>(DeviceType::cuda);
   add_kernel<prod>(DeviceType::cuda);
   add_kernel<prod_grad>(DeviceType::cuda);
   add_kernel<variance>(DeviceType::cuda);
+  add_kernel<spread>(DeviceType::cuda);
   add_kernel<variance_grad>(DeviceType::cuda);
 }
 

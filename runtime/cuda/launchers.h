@@ -57,10 +57,17 @@ struct FoldCall {
 /// Sums, over `divisor`; accumulators have 8 bytes.
 struct SumCall : FoldCall {
   double divisor = 1;   ///< integers take 1 only
-  int power = 0;        ///< 1, 2: of |x|^power, floats, and the output is f64
-  void* out = nullptr;  ///< i64 for integers and bool, f64 for powers, else of `dtype`
+  void* out = nullptr;  ///< i64 for integers and bool, else of `dtype`
 };
 void launch_sum(const SumCall& call);
+/// Sums of |x|^power, 1 or 2, of floats, or their roots.
+struct PowerSumCall : FoldCall {
+  int power = 2;
+  bool root = false;
+  double* wide = nullptr;
+  void* out = nullptr;  ///< the same in `dtype`, unless null
+};
+void launch_power_sum(const PowerSumCall& call);
 
 /// The rows of a sum over all axes but the last in lanes, which `launch_sum` has threads for: each of the
 /// `block_rows` threads that share a column of a piece adds every so manyth row, `run_length` of them in a
@@ -90,7 +97,9 @@ void launch_product_grad(const ProductCall& call, const void* gy, void* gx);
 /// Means, and squares of deviations from them over `left`; floats but f64. Accumulators have 16 bytes.
 struct VarianceCall : FoldCall {
   double left = 1;
+  bool root = false;  ///< of the variance
   double *variance = nullptr, *mean = nullptr;
+  void* out = nullptr;  ///< the variance in `dtype`, unless null
 };
 void launch_variance(const VarianceCall& call);
 /// gx = gy 2 (x - mean) / left, of `dtype`.
@@ -104,6 +113,21 @@ struct CopySlot {
   DType to_dtype, from_dtype;
 };
 using CopySlots = Slots<CopySlot, 96>;
+/// Dense rows, each of parts side by side, which lie in rows of their own, `pitch` elements of `bytes` from
+/// one to the next.
+struct JoinCall {
+  static constexpr int most = 32;
+  struct Part {
+    const void* x;
+    std::int64_t pitch, length, first;  ///< elements of a row, and where they begin in the whole one
+  };
+  std::int64_t rows = 1, columns = 0, bytes = 4;  ///< of the whole; less than 2^31 elements
+  int count = 0;
+  Part part[most];
+  void* y = nullptr;
+  cudaStream_t stream = nullptr;
+};
+void launch_join(const JoinCall& call);
 /// Whether a launch of many copies takes one between these dtypes.
 bool takes_copy(DType to, DType from);
 void launch_copy_each(const CopySlots& slots, cudaStream_t stream);

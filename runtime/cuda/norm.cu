@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(threads_per_block)
   atomicMax(reinterpret_cast<unsigned long long*>(largest), std::bit_cast<unsigned long long>(value));
 }
 
-constexpr int per_lane = 32;  // elements of a piece that a lane holds; a bit of `add_piece` each
+constexpr int per_lane = 32;  // elements of a piece that a lane holds
 constexpr std::int64_t piece = per_lane * warp_size;
 
 /// Elements [i, i + V) of `data`, those from `end` on as 0.
@@ -55,59 +55,96 @@ __device__ Packed<V, T> load_until(const T* data, std::int64_t i, std::int64_t e
   return pack;
 }
 
-/// A warp's sum of the squares of [begin, end), a piece at most.
+/// The sum of the squares of a warp's pieces, which goes to `add` when their largest magnitudes are no longer
+/// near each other's: of a grid much coarser than a piece's own too many elements would be taken one by one.
 template <class T, class Add>
-__device__ void add_piece(const T* data, std::int64_t begin, std::int64_t end, bool aligned, const Add& add) {
-  using C = compute_t<T>;
-  using Grid = SquaresGrid<mantissa_bits<T>>;
-  constexpr int V = wide_count<T>;
-  const int lane = static_cast<int>(threadIdx.x % warp_size);
-  Packed<V, T> packs[per_lane / V];
-#pragma unroll
-  for (int k = 0; k < per_lane / V; ++k)
-    packs[k] = load_until<V>(data, begin + (k * warp_size + lane) * V, end, aligned);
-  unsigned top = 0;
-  const auto each = [&](const auto& body) {
+class WarpSquares {
+ public:
+  __device__ explicit WarpSquares(const Add& add) : add_(add) {}
+
+  /// Of [begin, end), a piece at most.
+  __device__ void add_piece(const T* data, std::int64_t begin, std::int64_t end, bool aligned) {
+    Packed<V, T> packs[per_lane / V];
 #pragma unroll
     for (int k = 0; k < per_lane / V; ++k)
+      packs[k] = load_until<V>(data, begin + (k * warp_size + lane()) * V, end, aligned);
+    const auto each = [&](const auto& body) {
 #pragma unroll
-      for (int j = 0; j < V; ++j) body(std::fabs(widen(packs[k].at[j])));
-  };
-  each([&](C x) { top = max(top, std::bit_cast<unsigned>(x)); });
-  for (int step = warp_size / 2; step > 0; step /= 2) top = max(top, __shfl_xor_sync(whole_warp, top, step));
-  const C largest = std::bit_cast<C>(top);
-  if (largest == 0) return;
-  // One by one, and read again: unrolled, and of packs, it would be nearly all of the kernel's code.
-  const auto add_some = [&](unsigned which) {
-#pragma unroll 1
-    for (; which != 0; which &= which - 1) {
-      const int n = __ffs(static_cast<int>(which)) - 1;
-      const std::int64_t i = begin + (n / V * warp_size + lane) * V + n % V;
-      if (i < end) add_square(static_cast<double>(static_cast<C>(data[i])), add);
-    }
-  };
-  if (!std::isfinite(largest)) {
-    add_some(~0u);
-    return;
+      for (int k = 0; k < per_lane / V; ++k)
+#pragma unroll
+        for (int j = 0; j < V; ++j) body(std::fabs(widen(packs[k].at[j])));
+    };
+    unsigned top = 0, bottom = ~0u;  // bits order as magnitudes do; of 0, less 1, they are above all
+    each([&](C x) {
+      const auto bits = std::bit_cast<unsigned>(x);
+      top = max(top, bits);
+      bottom = min(bottom, bits - 1);
+    });
+    for (int step = warp_size / 2; step > 0; step /= 2)
+      top = max(top, __shfl_xor_sync(whole_warp, top, step));
+    const C largest = std::bit_cast<C>(top);
+    if (largest == 0) return;
+    if (!std::isfinite(largest)) return add_below(data, begin, end, std::numeric_limits<C>::quiet_NaN());
+    lie_on_grid_of(static_cast<double>(largest));
+    double above = 0, below = 0;
+    each([&](C x) {
+      const double wide = static_cast<double>(x < least_ ? C(0) : x);
+      // All are exact but the sum with the splitter, which rounds as it does of the square itself.
+      if constexpr (Grid::split) {
+        const double on_grid = __fma_rn(wide, wide, grid_.splitter) - grid_.splitter;
+        above += on_grid;
+        below += __fma_rn(wide, wide, -on_grid);
+      } else {
+        above = __fma_rn(wide, wide, above);
+      }
+    });
+    if (bottom < std::bit_cast<unsigned>(least_) - 1) add_below(data, begin, end, least_);
+    above_ += static_cast<long long>(above * grid_.to_high);
+    if (Grid::split) below_ += static_cast<long long>(below * grid_.to_low);
+    ++pieces_;
   }
-  const Grid grid = Grid::of(static_cast<double>(largest));
-  const auto least = static_cast<C>(grid.least);
-  double above = 0, below = 0;
-  unsigned smaller = 0, bit = 1;
-  each([&](C x) {
-    if (x < least && x > 0) smaller |= bit;
-    bit <<= 1;
-    if (x < least) return;
-    const double square = static_cast<double>(x) * static_cast<double>(x);
-    const double on_grid = Grid::split ? (square + grid.splitter) - grid.splitter : square;
-    above += on_grid;
-    if (Grid::split) below += square - on_grid;
-  });
-  add_some(smaller);
-  const long long high = warp_sum(static_cast<long long>(above * grid.to_high)),
-                  low = Grid::split ? warp_sum(static_cast<long long>(below * grid.to_low)) : 0;
-  if (lane == 0) grid.finish(high, low, add);
-}
+  __device__ void finish() {
+    if (pieces_ == 0) return;
+    const long long above = warp_sum(above_), below = Grid::split ? warp_sum(below_) : 0;
+    if (lane() == 0) grid_.finish(above, below, add_);
+    above_ = below_ = 0;
+    pieces_ = 0;
+  }
+
+ private:
+  using C = compute_t<T>;
+  using Grid = SquaresGrid<mantissa_bits<T>>;
+  static constexpr int V = wide_count<T>;
+  static constexpr int near = 4;          // powers of two
+  static constexpr int most_pieces = 32;  // sums of a piece have 57 bits
+
+  __device__ static int lane() { return static_cast<int>(threadIdx.x % warp_size); }
+  __device__ void lie_on_grid_of(double largest) {
+    const int top = static_cast<int>(std::bit_cast<std::uint64_t>(largest) >> 52);
+    if (pieces_ > 0 && pieces_ < most_pieces && top <= top_ && top >= top_ - near) return;
+    finish();
+    top_ = top;
+    grid_ = Grid::of(largest);
+    least_ = static_cast<C>(grid_.least);
+  }
+  /// Those below `least`, or all where that is NaN. One by one, and read again: unrolled, and of packs, it
+  /// would be nearly all of the kernel's code.
+  __device__ void add_below(const T* data, std::int64_t begin, std::int64_t end, C least) {
+#pragma unroll 1
+    for (int n = 0; n < per_lane; ++n) {
+      const std::int64_t i = begin + (n / V * warp_size + lane()) * V + n % V;
+      if (i >= end) continue;
+      const C x = std::fabs(widen(data[i]));
+      if (!(x >= least)) add_square(static_cast<double>(x), add_);
+    }
+  }
+
+  const Add& add_;
+  Grid grid_{0};
+  C least_ = 0;
+  int top_ = 0, pieces_ = 0;
+  long long above_ = 0, below_ = 0;
+};
 
 template <class T>
 __global__ void __launch_bounds__(threads_per_block)
@@ -118,6 +155,8 @@ __global__ void __launch_bounds__(threads_per_block)
   const auto add = [&](int limb, std::uint64_t value) {
     atomicAdd(sums + limb, static_cast<unsigned long long>(value));
   };
+  [[maybe_unused]] WarpSquares<std::conditional_t<std::is_same_v<T, double>, float, T>, decltype(add)>
+      squares(add);
   for (std::int64_t chunk = blockIdx.x; chunk < list.first_chunk[list.count]; chunk += gridDim.x) {
     const int which = list.of_chunk(chunk);
     const T* data = static_cast<const T*>(list.data[which]);
@@ -129,9 +168,10 @@ __global__ void __launch_bounds__(threads_per_block)
       const bool aligned = reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
       for (std::int64_t i = begin + threadIdx.x / warp_size * piece; i < end;
            i += threads_per_block / warp_size * piece)
-        add_piece(data, i, min(i + piece, end), aligned, add);
+        squares.add_piece(data, i, min(i + piece, end), aligned);
     }
   }
+  squares.finish();
   __syncthreads();
   for (int i = threadIdx.x; i < ExactSquares::limbs; i += threads_per_block)
     if (sums[i] != 0) atomicAdd(limbs + i, sums[i]);

@@ -148,7 +148,7 @@ void replace(const ops::PutAt& op, const Tensor& index, const Tensor& given, con
 }
 
 AddCall add_call(const ops::PutAt& op, const Tensor& index, const Tensor& values, const Tensor& y,
-                 bool based) {
+                 const Tensor& base) {
   const Picks picks(op, y.shape(), index.shape());
   AddCall call{positions(op, index)};
   call.dtype = y.dtype();
@@ -162,43 +162,51 @@ AddCall add_call(const ops::PutAt& op, const Tensor& index, const Tensor& values
   call.numel = y.numel();
   call.slices = op.of == ops::Of::slices;
   call.distinct = op.distinct;
-  call.based = based;
+  call.based = base.defined();
   call.values = values.raw();
   call.y = y.raw();
+  call.base = raw_or_null(base);
   return call;
 }
 
-void add(const ops::PutAt& op, bool based, const Tensor& index, const Tensor& given, const Tensor& y) {
-  const Tensor values = contiguous(given);
-  AddCall call = add_call(op, index, values, y, based);
+void add(const ops::PutAt& op, const Tensor& given_base, const Tensor& index, const Tensor& given,
+         const Tensor& y) {
+  const Tensor values = contiguous(given), base = given_base.defined() ? contiguous(given_base) : Tensor();
+  AddCall call = add_call(op, index, values, y, base);
   const AddCall::Way way = call.way();
   if (way == AddCall::Way::runs || way == AddCall::Way::wide_runs)
     check_count(op, call.sorted(), call.destinations());
-  if (!based && !call.covers()) zero_(y);
+  if (!call.based && !call.covers()) zero_(y);
+  if (call.based && call.base != call.y && !call.reads_base()) copy_(y, base);
   const Tensor scratch =
       empty(Shape{static_cast<std::int64_t>(call.scratch_bytes())}, {DType::u8, y.device()});
   call.scratch = scratch.raw();
   launch_add(call);
 }
 
-/// Puts into `y`, which is dense and, if `based`, has what was there before.
-void put_into(const ops::PutAt& op, bool based, const Tensor& index, const Tensor& values, const Tensor& y) {
-  const bool nothing = values.numel() == 0, sums = op.put == Put::add && !nothing;
-  if (!based && !sums) zero_(y);
-  if (nothing) return;
-  sums ? add(op, based, index, values, y) : replace(op, index, values, y);
+/// Puts into `y`, which is dense, beside what `base` has, or zeros; that may be y itself.
+void put_into(const ops::PutAt& op, const Tensor& base, const Tensor& index, const Tensor& values,
+              const Tensor& y) {
+  if (op.put == Put::add && values.numel() > 0) {
+    add(op, base, index, values, y);
+  } else {
+    if (!base.defined())
+      zero_(y);
+    else if (!base.is(y))
+      copy_(y, base);
+    if (values.numel() > 0) replace(op, index, values, y);
+  }
   check_launch(op.name);
 }
 
 void put_picks(const ops::PutAt& op, Inputs in, Outputs out) {
   const Tensor y = alias(out[0], out[0].layout());
-  if (in[0].defined()) copy_(y, in[0]);
-  put_into(op, in[0].defined(), in[1], in[2], y);
+  put_into(op, in[0], in[1], in[2], y);
 }
 
 void put_picks_in_place(const ops::PutAtInPlace& op, Inputs in, Outputs out) {
   const Tensor x = alias(out[0], out[0].layout()), y = x.is_contiguous() ? x : clone(x);
-  put_into(op, true, in[1], in[2], y);
+  put_into(op, y, in[1], in[2], y);
   if (!y.is(x)) copy_(x, y);
 }
 

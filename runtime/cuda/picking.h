@@ -138,6 +138,7 @@ struct AddCall : PositionsCall {
   bool based = false;  ///< y has values to add to; else zeros, and nothing where `covers`
   const void* values = nullptr;
   void* y = nullptr;
+  const void* base = nullptr;  ///< the values to add to, y's own unless `reads_base`
   void* scratch = nullptr;
 
   /// How it is done: one for each, where no element is met twice; sums of lines, which fit shared memory;
@@ -149,6 +150,8 @@ struct AddCall : PositionsCall {
   bool covers() const {
     return way() == Way::fixed || (way() == Way::lines && lines.count * picks.columns == numel);
   }
+  /// Whether what is added to may lie elsewhere than y.
+  bool reads_base() const { return way() == Way::fixed; }
   /// Picks that are sorted, and destinations; each less than 2^31.
   std::int64_t sorted() const { return way() == Way::wide_runs ? line_picks : picks.count; }
   std::int64_t destinations() const { return way() == Way::wide_runs ? picks.columns : numel; }

@@ -2,6 +2,7 @@
 // bits on every run. A destination's numbers are units of its largest one, so small sums lose nothing to
 // large ones beside them.
 #include "runtime/cuda/block.cuh"
+#include "runtime/cuda/launch.cuh"
 #include "runtime/cuda/picking.cuh"
 #include "runtime/cuda/types.cuh"
 
@@ -48,11 +49,13 @@ __device__ void for_picks(const AddCall& c, const F& body) {
 
 template <class T>
 __global__ void __launch_bounds__(threads_per_block) find_tops(const AddCall c, const FixedSums s) {
+  wait_for_earlier();
   for_picks<T>(c, [&](std::int64_t to, float x) { atomicMax(s.tops + to, exponent_of(x)); });
 }
 
 template <class T>
 __global__ void __launch_bounds__(threads_per_block) add_units(const AddCall c, const FixedSums s) {
+  wait_for_earlier();
   for_picks<T>(c, [&](std::int64_t to, float x) {
     const unsigned bits = __float_as_uint(x), exponent = exponent_of(x), top = s.tops[to];
     if (top == special) {
@@ -71,13 +74,15 @@ __global__ void __launch_bounds__(threads_per_block) add_units(const AddCall c, 
 
 template <class T>
 __global__ void __launch_bounds__(threads_per_block) write_totals(const AddCall c, const FixedSums s) {
+  wait_for_earlier();
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   T* y = static_cast<T*>(c.y);
+  const T* base = static_cast<const T*>(c.base);
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < c.numel;
        i += step) {
     const unsigned top = s.tops[i];
     if (top == 0) {
-      if (!c.based) y[i] = narrow<T>(0.f);
+      if (c.base != c.y) y[i] = c.based ? base[i] : narrow<T>(0.f);
       continue;
     }
     const unsigned long long sum = s.sums[i];
@@ -89,7 +94,7 @@ __global__ void __launch_bounds__(threads_per_block) write_totals(const AddCall 
       total = sum == plus_infinity ? HUGE_VAL : -HUGE_VAL;
     else
       total = NAN;
-    if (c.based) total += static_cast<double>(widen(y[i]));
+    if (c.based) total += static_cast<double>(widen(base[i]));
     y[i] = narrow<T>(static_cast<float>(total));
   }
 }
@@ -102,9 +107,9 @@ void launch_add_fixed(const AddCall& c) {
   for_floating(c.dtype, [&]<class T>() {
     if constexpr (std::is_same_v<compute_t<T>, float>) {
       const unsigned blocks = blocks_for(c.picks.count);
-      find_tops<T><<<blocks, threads_per_block, 0, c.stream>>>(c, s);
-      add_units<T><<<blocks, threads_per_block, 0, c.stream>>>(c, s);
-      write_totals<T><<<blocks_for(c.numel), threads_per_block, 0, c.stream>>>(c, s);
+      launch_early(find_tops<T>, blocks, threads_per_block, c.stream, c, s);
+      launch_early(add_units<T>, blocks, threads_per_block, c.stream, c, s);
+      launch_early(write_totals<T>, blocks_for(c.numel), threads_per_block, c.stream, c, s);
     }
   });
 }

@@ -110,8 +110,11 @@ __device__ C one_by_one(const RecurrenceCall& c, std::int64_t row, std::int64_t 
   if (lane == 0)
     for (; i < end; ++i) {
       const std::int64_t at = row * c.columns + (c.reverse ? c.columns - 1 - i : i);
-      const C b = static_cast<C>(widen(static_cast<const T*>(c.b)[at]));
-      h = i == 0 ? b : static_cast<C>(widen(static_cast<const T*>(c.a)[at])) * h + b;
+      const C a = static_cast<C>(widen(static_cast<const T*>(c.a)[at])),
+              b = c.b != nullptr ? static_cast<C>(widen(static_cast<const T*>(c.b)[at]))
+                  : i == 0       ? a
+                                 : C(0);
+      h = i == 0 ? b : a * h + b;
       static_cast<T*>(c.h)[at] = narrow<T>(static_cast<compute_t<T>>(h));
     }
   if constexpr (Warps == 1) return __shfl_sync(whole_warp, h, 0);
@@ -140,10 +143,11 @@ __global__ void __launch_bounds__(RowOfThread<Warps>::block)
   S all{};
   for (std::int64_t first = begin; first < end; first += Warps * warp_size * per_thread) {
     const std::int64_t i = first + at.lane * per_thread;
-    C x[per_thread], f[per_thread];
-    load_in_order(b, i, c.columns, c.reverse, wide, C(0), x);
+    C x[per_thread] = {}, f[per_thread];
+    if (!factors || c.b != nullptr) load_in_order(b, i, c.columns, c.reverse, wide, C(0), x);
     if constexpr (factors) {
       load_in_order(a, i, c.columns, c.reverse, wide, C(1), f);
+      if (c.b == nullptr && i == 0) x[0] = f[0];
       if (i == 0) f[0] = 1;  // nothing is before it, which an infinite factor would make NaN
     }
     S mine{};

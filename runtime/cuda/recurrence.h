@@ -6,7 +6,7 @@
 namespace sherd::cuda {
 
 /// h[i] = a[i] h[i - 1] + b[i] along each dense row of `columns`, from its end if `reverse`; without `a` it
-/// is all ones. Floats, in their compute dtype, rounded once, and i64.
+/// is all ones, without `b` it is a[0] and then zeros. Floats, in their compute dtype, rounded once, and i64.
 struct RecurrenceCall {
   /// What a stretch of a row does to the h before it: h becomes factor h + sum. 16 bytes.
   static constexpr std::int64_t bytes_of_stretch = 16;

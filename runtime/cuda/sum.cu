@@ -13,7 +13,7 @@ constexpr std::int64_t least_length = 128;
 template <class T>
 using accumulator_t = std::conditional_t<std::is_integral_v<T>, std::int64_t, compute_t<T>>;
 
-/// A sum of elements or of powers of their sizes, over a divisor.
+/// A sum of elements over a divisor.
 template <class T, class To, class Acc>
 struct Summing {
   static constexpr bool reads_first = false;
@@ -22,14 +22,8 @@ struct Summing {
   using Total = std::conditional_t<std::is_floating_point_v<Acc>, double, Acc>;
   void* out;
   double divisor = 1;
-  int power = 0;  ///< as in SumCall
 
-  __device__ Run term(compute_t<T> element, compute_t<T>) const {
-    const Run x = static_cast<Run>(element);
-    if constexpr (std::is_floating_point_v<Acc>)
-      if (power != 0) return ops::with_size_to(power, [x](auto size) { return size(x); });
-    return x;
-  }
+  __device__ Run term(compute_t<T> element, compute_t<T>) const { return static_cast<Run>(element); }
   __device__ void store(std::int64_t i, Total total) const {
     if constexpr (std::is_integral_v<Acc>)
       static_cast<To*>(out)[i] = static_cast<To>(total);
@@ -41,9 +35,31 @@ struct Summing {
 template <class T, class To = std::conditional_t<std::is_integral_v<T>, std::int64_t, T>,
           class Acc = accumulator_t<T>>
 void sum(const SumCall& c) {
-  fold(c, Summing<T, To, Acc>{c.out, c.divisor, c.power}, Summing<T, Acc, Acc>{c.partial, 1, c.power},
+  fold(c, Summing<T, To, Acc>{c.out, c.divisor}, Summing<T, Acc, Acc>{c.partial, 1},
        Summing<Acc, To, Acc>{c.out, c.divisor});
 }
+
+/// A sum of powers of sizes, in f64, which holds those of every f32: of elements, or of what pieces of them
+/// have.
+template <class T, bool joins>
+struct SummingPowers {
+  static constexpr bool reads_first = false;
+  using Element = std::conditional_t<joins, double, T>;
+  using Run = double;
+  using Total = double;
+  PowerSumCall c;
+
+  __device__ double term(compute_t<Element> element, compute_t<Element>) const {
+    const double x = static_cast<double>(element);
+    if constexpr (joins) return x;
+    return ops::with_size_to(c.power, [x](auto size) { return size(x); });
+  }
+  __device__ void store(std::int64_t i, double total) const {
+    const double value = c.root ? math::sqrt(total) : total;
+    c.wide[i] = value;
+    if (c.out != nullptr) static_cast<T*>(c.out)[i] = narrow<T>(value);
+  }
+};
 
 /// Runs that lanes have added up, as a thread of `fold_columns` adds its own.
 template <class Acc, class To>
@@ -92,8 +108,17 @@ void launch_sum_of_lanes(const SumCall& c) {
 }
 
 void launch_sum(const SumCall& c) {
-  if (c.power == 0) return for_any(c.dtype, [&]<class T>() { sum<T>(c); });
-  for_floating(c.dtype, [&]<class T>() { sum<T, double, double>(c); });  // they hold every square of f32
+  for_any(c.dtype, [&]<class T>() { sum<T>(c); });
+}
+
+void launch_power_sum(const PowerSumCall& c) {
+  PowerSumCall piece = c;
+  piece.root = false;
+  piece.wide = static_cast<double*>(c.partial);
+  piece.out = nullptr;
+  for_floating(c.dtype, [&]<class T>() {
+    fold(c, SummingPowers<T, false>{c}, SummingPowers<T, false>{piece}, SummingPowers<T, true>{c});
+  });
 }
 
 }  // namespace sherd::cuda

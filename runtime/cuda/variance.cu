@@ -47,8 +47,11 @@ struct Deviations {
     const T* first = static_cast<const T*>(c.x) + i / c.inner * c.reduce * c.inner + i % c.inner;
     const auto n = static_cast<double>(c.reduce);
     const double mean = total.sum / n, squares = total.squares - total.sum * mean;
+    const double variance = (squares < 0 ? 0 : squares) / c.left,
+                 spread = c.root ? math::sqrt(variance) : variance;
     c.mean[i] = origin_of(widen(*first)) + mean;
-    c.variance[i] = (squares < 0 ? 0 : squares) / c.left;
+    c.variance[i] = spread;
+    if (c.out != nullptr) static_cast<T*>(c.out)[i] = narrow<T>(spread);
   }
 };
 

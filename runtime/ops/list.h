@@ -57,9 +57,9 @@ using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger, R
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice, Diagonal>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, Cat, ElementNumbers,
                          Places, FillWhere, Take, PutAt, PutAtInPlace, TopK, Flip, Roll, Triangle>;
-using ReductionOps = OpList<Sum, PowerSum, Variance, VarianceGrad, LogSumExp, Prod, ProdGrad, Extreme, ArgMax,
-                            Recurrence, Multinomial, ManyDraws, MaxPool2d, MaxPool2dGrad, AvgPool2d,
-                            AvgPool2dGrad, Interpolate, InterpolateGrad>;
+using ReductionOps = OpList<Sum, PowerSum, Norm, Variance, VarianceGrad, Spread, LogSumExp, Prod, ProdGrad,
+                            Extreme, ArgMax, Recurrence, RunningProduct, Multinomial, ManyDraws, MaxPool2d,
+                            MaxPool2dGrad, AvgPool2d, AvgPool2dGrad, Interpolate, InterpolateGrad>;
 using ProductOps = OpList<MatMul, Linear, Patches, PatchesGrad, Conv2d, Conv2dGradInput, Conv2dGradWeight>;
 using FusedOps =
     OpList<LinearGelu, GeluGradSums, LinearFp8, LinearFp8Grad, Softmax, SoftmaxGrad, LayerNorm, LayerNormGrad,

@@ -9,14 +9,14 @@ namespace sherd {
 namespace ops {
 namespace {
 
-/// `x` a place further along the last axis, or back; what comes in is 0.
-Tensor shifted(const Tensor& x, bool back) {
+/// `x` a place further along the last axis, or back; what comes in is `at_edge`.
+Tensor shifted(const Tensor& x, bool back, int at_edge = 0) {
   const std::int64_t n = x.shape().back();
   const Tensor rest = narrow(x, -1, back && n > 0 ? 1 : 0, n > 0 ? n - 1 : 0);
   Shape edge = x.shape();
   edge[edge.rank() - 1] = n > 0 ? 1 : 0;
-  const Tensor zero = zeros(edge, {x.dtype(), x.device()});
-  return back ? cat({rest, zero}, -1) : cat({zero, rest}, -1);
+  const Tensor comes_in = full(edge, at_edge, {x.dtype(), x.device()});
+  return back ? cat({rest, comes_in}, -1) : cat({comes_in, rest}, -1);
 }
 
 Tensor run_recurrence(const Tensor& b, const Tensor& a, bool reverse) {
@@ -68,6 +68,27 @@ Tensors Recurrence::reference(Inputs in) const {
   return {h.is(in[0]) ? clone(h) : to(h, dtype)};
 }
 
+Specs RunningProduct::infer(SpecSpan in) const {
+  check<DTypeError>(in[0].dtype != DType::boolean, "running_product: takes numbers, got {}",
+                    name_of(in[0].dtype));
+  check<ShapeError>(in[0].shape.rank() > 0, "running_product: a 0-d tensor has no axis");
+  return {in[0]};
+}
+
+Tensors RunningProduct::grad(const GradArgs& args) const {
+  // What each product is worth, times the one before it.
+  const Tensor worth = run_recurrence(args.gy[0], shifted(args.inputs[0], true), true);
+  return {mul(worth, shifted(args.outputs[0], false, 1))};
+}
+
+Tensors RunningProduct::reference(Inputs in) const {
+  const Tensor& x = in[0];
+  if (x.numel() == 0) return {clone(x)};
+  // The first is what the others multiply.
+  const Tensor first = apply(Unslice{{x.rank() - 1, 0, 1, 1}, x.shape().back()}, narrow(x, -1, 0, 1));
+  return {run_recurrence(first, x, false)};
+}
+
 }  // namespace ops
 
 namespace {
@@ -91,11 +112,9 @@ Tensor cumsum(const Tensor& x, std::int64_t axis) {
 Tensor cumprod(const Tensor& x, std::int64_t axis) {
   detail::check_given("cumprod", x);
   return along("cumprod", x, axis, [](const Tensor& y) {
-    const std::int64_t n = y.shape().back();
-    if (n == 0) return clone(y);
-    // The first is what the others multiply.
-    const Tensor first = apply(ops::Unslice{{y.rank() - 1, 0, 1, 1}, n}, narrow(y, -1, 0, 1));
-    return ops::run_recurrence(first, y, false);
+    // The CPU's kernel is the recurrence's, which writes straight into what is returned.
+    return y.device().is_cpu() || y.numel() == 0 ? ops::RunningProduct{}.reference(Inputs(&y, 1))[0]
+                                                 : apply(ops::RunningProduct{}, y);
   });
 }
 

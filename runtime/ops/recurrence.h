@@ -23,4 +23,16 @@ struct Recurrence {
   bool operator==(const Recurrence&) const = default;
 };
 
+/// The product of the elements up to each one of the last axis.
+struct RunningProduct {
+  static constexpr std::string_view name = "running_product";
+  static constexpr Mask dense = 0b1;
+  static constexpr Reads reads{.inputs = 1, .outputs = 1};
+
+  Specs infer(SpecSpan in) const;
+  Tensors grad(const GradArgs& args) const;
+  Tensors reference(Inputs in) const;
+  bool operator==(const RunningProduct&) const = default;
+};
+
 }  // namespace sherd::ops

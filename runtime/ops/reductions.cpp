@@ -65,11 +65,26 @@ Tensor exact_mean(const Tensor& x, Mask axes) {
   return add(rough, where(isfinite(rest), rest, 0));
 }
 
+/// The gradient of what has the root `y` with the gradient `gy`.
+Tensor gradient_of_root(const Tensor& gy, const Tensor& y) {
+  return apply(ElementwiseGrad<ops::Root, 0>{}, gy, y);
+}
+
 /// Gradients of sums in f64 as `dtype`, at most its largest number where they are finite.
 Tensor finite_in(DType dtype, const Tensor& of_sums) {
   constexpr double most = std::numeric_limits<float>::max();
   if (dtype != DType::f32) return of_sums;
   return to(where(isfinite(of_sums), clamp(of_sums, -most, most), of_sums), DType::f32);
+}
+
+/// The gradient of x where sums of |x|^power over `axes` have the gradients `of_sums`, in f64.
+Tensor gradient_of_powers(const Tensor& x, Mask axes, int power, const Tensor& of_sums) {
+  // Of |x| it is the upstream gradient or its negative, which no width changes.
+  const Tensor wide = power == 1 ? x : detail::to_compute_dtype(x);
+  const Tensor gy =
+      to(finite_in(compute_dtype(x.dtype()), with_kept_axes(of_sums, x.shape(), axes)), wide.dtype());
+  const auto slope = [&]<class F>(F) { return apply(ElementwiseGrad<F, 0>{}, expand(gy, x.shape()), wide); };
+  return to(ops::with_size_to(power, slope), x.dtype());
 }
 
 }  // namespace
@@ -119,13 +134,25 @@ Tensors PowerSum::reference(Inputs in) const {
 }
 
 Tensors PowerSum::grad(const GradArgs& args) const {
-  const Tensor& x = args.inputs[0];
-  // Of |x| it is the upstream gradient or its negative, which no width changes.
-  const Tensor wide = power == 1 ? x : detail::to_compute_dtype(x);
-  const Tensor gy =
-      to(finite_in(compute_dtype(x.dtype()), with_kept_axes(args.gy[0], x.shape(), axes)), wide.dtype());
-  const auto slope = [&]<class F>(F) { return apply(ElementwiseGrad<F, 0>{}, expand(gy, x.shape()), wide); };
-  return {to(with_size_to(power, slope), x.dtype())};
+  return {gradient_of_powers(args.inputs[0], axes, power, args.gy[0])};
+}
+
+Specs Norm::infer(SpecSpan in) const {
+  return {reduced_floats(name, in[0], in[0].dtype), reduced(in[0], DType::f64)};
+}
+
+Tensors Norm::reference(Inputs in) const {
+  const Tensor total = apply(PowerSum{*this, power}, in[0]);
+  const Tensor wide = power == 1 ? total : apply(Root{}, total);
+  return {to(wide, in[0].dtype()), wide};
+}
+
+Tensors Norm::grad(const GradArgs& args) const {
+  if (args.gy[1].defined() || !args.gy[0].defined())
+    return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
+  const Tensor gy = to(args.gy[0], DType::f64);
+  return {gradient_of_powers(args.inputs[0], axes, power,
+                             power == 1 ? gy : gradient_of_root(gy, args.outputs[1]))};
 }
 
 double Variance::left(std::int64_t n) const {
@@ -160,6 +187,27 @@ Tensors VarianceGrad::reference(Inputs in) const {
                mean = with_kept_axes(in[2], x.shape(), of.axes);
   const Tensor gx = mul(sub(wide, mean), with_kept_axes(factor, x.shape(), of.axes));
   return {to(to(gx, compute_dtype(x.dtype())), x.dtype())};  // rounded as kernels round it
+}
+
+Specs Spread::infer(SpecSpan in) const {
+  const Specs wide = of.infer(in);
+  Spec narrow = wide[0];
+  narrow.dtype = in[0].dtype;
+  return {narrow, wide[0], wide[1]};
+}
+
+Tensors Spread::reference(Inputs in) const {
+  const Tensors found = apply_many(of, in);
+  const Tensor wide = root ? apply(Root{}, found[0]) : found[0];
+  return {to(wide, in[0].dtype()), wide, found[1]};
+}
+
+Tensors Spread::grad(const GradArgs& args) const {
+  if (args.gy[1].defined() || args.gy[2].defined() || !args.gy[0].defined())
+    return detail::reference_gradient(args, [this](Inputs in) { return reference(in); });
+  const Tensor gy = to(args.gy[0], DType::f64);
+  const std::array in{root ? gradient_of_root(gy, args.outputs[1]) : gy, args.inputs[0], args.outputs[2]};
+  return args.create_graph ? VarianceGrad{of}.reference(in) : apply_many(VarianceGrad{of}, in);
 }
 
 Specs LogSumExp::infer(SpecSpan in) const {

@@ -24,12 +24,10 @@ Tensor in_wide(const Tensor& x, const F& f) {
   return to(f(detail::to_compute_dtype(x)), x.dtype());
 }
 
-Tensor root(const Tensor& x) { return apply(ops::Root{}, x); }
-
-/// In f64, which holds the squares of every f32.
-Tensor wide_var(std::string_view call, const Tensor& x, const Shape& axes, Keep keep, double correction) {
+Tensor spread(std::string_view call, const Tensor& x, const Shape& axes, Keep keep, double correction,
+              bool root) {
   check_floating(call, x);
-  const ops::Variance op{ops::over_axes(call, x, axes, keep), correction};
+  const ops::Spread op{{ops::over_axes(call, x, axes, keep), correction}, root};
   return apply_many(op, Inputs(&x, 1))[0];
 }
 
@@ -62,12 +60,12 @@ Tensor all(const Tensor& x, Shape axes, Keep keep) {
 
 Tensor var(const Tensor& x, Shape axes, Keep keep, double correction) {
   detail::check_given("var", x);
-  return to(wide_var("var", x, axes, keep, correction), x.dtype());
+  return spread("var", x, axes, keep, correction, false);
 }
 
 Tensor stddev(const Tensor& x, Shape axes, Keep keep, double correction) {
   detail::check_given("stddev", x);
-  return to(root(wide_var("stddev", x, axes, keep, correction)), x.dtype());
+  return spread("stddev", x, axes, keep, correction, true);
 }
 
 bool allclose(const Tensor& a, const Tensor& b, double relative, double absolute) {
@@ -93,10 +91,7 @@ Tensor norm(const Tensor& x, double p, Shape axes, Keep keep) {
   for (int i = 0; std::isinf(p) && i < x.rank(); ++i)
     check<ShapeError>(!has(over.axes, static_cast<std::size_t>(i)) || x.shape()[i] > 0,
                       "norm: of no elements none is the largest; shape {} has an empty axis", x.shape());
-  if (p == 1 || p == 2) {
-    const Tensor total = apply(ops::PowerSum{over, static_cast<int>(p)}, x);
-    return to(p == 1 ? total : root(total), x.dtype());
-  }
+  if (p == 1 || p == 2) return apply_many(ops::Norm{over, static_cast<int>(p)}, Inputs(&x, 1))[0];
   return in_wide(x, [&](const Tensor& y) {
     const Tensor size = abs(y);
     if (p == 0) return sum(where(not_equal(y, 0), 1, mul(y, 0)), axes, keep);

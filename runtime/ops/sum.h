@@ -55,6 +55,23 @@ struct PowerSum : OverAxes {
   bool operator==(const PowerSum&) const = default;
 };
 
+/// The sum of |x| over `axes`, or the root of that of x^2: `power` 1 or 2. Outputs: that, and the same in
+/// f64, which the gradient reads.
+struct Norm : OverAxes {
+  static constexpr std::string_view name = "norm";
+  static constexpr Reads reads{.inputs = 1, .outputs = 0b10};
+  int power = 2;
+
+  Specs infer(SpecSpan in) const;
+  Tensors reference(Inputs in) const;
+  Tensors grad(const GradArgs& args) const;
+  void fields(auto&& on) const {
+    OverAxes::fields(on);
+    on("power", power);
+  }
+  bool operator==(const Norm&) const = default;
+};
+
 /// The mean of x over `axes`, and the squares of what lies apart from it over their number less `correction`:
 /// NaN where nothing is left. Outputs: that variance and the mean, f64.
 struct Variance : OverAxes {
@@ -86,6 +103,24 @@ struct VarianceGrad {
   Tensors reference(Inputs in) const;
   void fields(auto&& on) const { of.fields(on); }
   bool operator==(const VarianceGrad&) const = default;
+};
+
+/// A variance, or its root if `root`. Outputs: that, and what the gradient reads, the same in f64 and the
+/// mean.
+struct Spread {
+  static constexpr std::string_view name = "spread";
+  static constexpr Reads reads{.inputs = 1, .outputs = 0b110};
+  Variance of;
+  bool root = false;
+
+  Specs infer(SpecSpan in) const;
+  Tensors reference(Inputs in) const;
+  Tensors grad(const GradArgs& args) const;
+  void fields(auto&& on) const {
+    of.fields(on);
+    on("root", root);
+  }
+  bool operator==(const Spread&) const = default;
 };
 
 /// log(sum(e^x)) over `axes`, in the compute dtype.

@@ -318,7 +318,15 @@ TEST_CASE("cuda: lines of any length and address, copied, joined, padded and rol
       both([](const Tensor& t) { return clone(slice(reshape(t, {t.numel()}), 0, 1, t.numel())); });
       both([](const Tensor& t) { return cat({t, narrow(t, 0, 1, 0), narrow(t, 0, 1, 2)}, 0); });
       both([](const Tensor& t) { return stack({t, t, t}, 0); });
-      both([](const Tensor& t) { return cat({t, t, t}, 2); });
+      for (int axis : {1, 2}) {
+        both([=](const Tensor& t) { return cat({t, t, t}, axis); });
+        both([=](const Tensor& t) { return cat(std::vector<Tensor>(40, t), axis); });
+        both([=](const Tensor& t) { return cat({narrow(t, 1, 1, 3), narrow(t, 1, 2, 3)}, axis); });
+        both([=](const Tensor& t) { return cat({narrow(t, axis, 0, 0), t, narrow(t, axis, 0, 1)}, axis); });
+        both([=](const Tensor& t) { return cat({expand(narrow(t, 0, 1, 1), t.shape()), t}, axis); });
+        both([=](const Tensor& t) { return cat({expand(narrow(t, 2, 0, 1), t.shape()), t}, axis); });
+        both([=](const Tensor& t) { return cat({transpose(t, 0, 1), transpose(t, 0, 1)}, axis); });
+      }
       both([](const Tensor& t) { return pad(t, {1, 2}); });
       both([](const Tensor& t) { return pad(t, {0, 3, 2, 0}); });
       for (const std::int64_t by : {0, 1, 3, 16, -1})
@@ -345,6 +353,9 @@ TEST_CASE("cuda: losses summed over all elements and norms agree with the CPU's"
       agree(in, tolerance, [](std::span<const Tensor> t) { return bce_with_logits(t[0], t[1]); });
       agree({in[0]}, tolerance, [](std::span<const Tensor> t) { return norm(t[0]); });
       agree({in[0]}, tolerance, [](std::span<const Tensor> t) { return norm(t[0], 1); });
+      agree({in[0]}, tolerance, [](std::span<const Tensor> t) { return stddev(t[0], {}, Keep::drop, 0); });
+      const Tensor none = zeros({3, 0}, {dtype});
+      for (const double power : {1, 2}) same(norm(none, power, {1}), norm(on_gpu(none), power, {1}));
     }
   Values values(2);
   for (const Shape& axes : {Shape{0}, Shape{1}, Shape{0, 2}})

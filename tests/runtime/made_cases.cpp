@@ -1,4 +1,7 @@
 // Cases of indexing, and of functions that are made of other ops.
+#include <array>
+#include <string>
+
 #include "runtime/apply.h"
 #include "runtime/ops/absolute_error.h"
 #include "runtime/ops/bce.h"
@@ -157,6 +160,24 @@ void statistics_cases(const Add& put) {
        .reference = one([](const Tensor& x) {
          return to(ops::PowerSum{{0b010}}.reference(std::array{x})[0], compute_dtype(x.dtype()));
        })});
+  for (const int power : {1, 2}) {
+    const ops::Norm op{{0b010}, power};
+    put("norm of " + std::to_string(power) + " in other ops", {block},
+        one([=](const Tensor& x) { return apply_many(op, std::array{x})[0]; }),
+        {.dtypes = floating_dtypes,
+         .layouts = Bits::rounded,
+         .sixteen = Bits::rounded,
+         .reference = one([=](const Tensor& x) { return op.reference(std::array{x})[0]; })});
+  }
+  for (const bool root : {false, true}) {
+    const ops::Spread op{{{0b101}, 1}, root};
+    put(root ? "deviation in other ops" : "variance, rounded, in other ops", {block},
+        one([=](const Tensor& x) { return apply_many(op, std::array{x})[0]; }),
+        {.dtypes = floating_dtypes,
+         .layouts = Bits::rounded,
+         .sixteen = Bits::rounded,
+         .reference = one([=](const Tensor& x) { return op.reference(std::array{x})[0]; })});
+  }
   for (const int output : {0, 1}) {
     const ops::Variance op{{0b010, true}, 0.5};
     const auto of = [output](Tensors all, const Tensor& x) {
@@ -188,6 +209,11 @@ void statistics_cases(const Add& put) {
   put("cumsum along the last axis", {block}, one([](const Tensor& x) { return cumsum(x, -1); }), {});
   put("cumprod", {short_rows}, one([](const Tensor& x) { return cumprod(x, 1); }),
       {.sixteen = Bits::rounded, .more = {{{1, 1, 1}}, {{2, 0, 3}}}});
+  put("running product", {short_rows}, one([](const Tensor& x) { return apply(ops::RunningProduct{}, x); }),
+      {.dtypes = number_dtypes,
+       .sixteen = Bits::rounded,
+       .reference = reference(ops::RunningProduct{}),
+       .more = {{{1, 1, 1}}, {{2, 0, 3}}, {{2, 3, 0}}}});
   for (bool reverse : {false, true}) {
     const ops::Recurrence op{reverse};
     put(reverse ? "recurrence backwards" : "recurrence", {short_rows, short_rows},
