@@ -21,21 +21,11 @@ template <class T>
 struct Base {
   Twofold<T> of_two, of_e;
 };
-/// The logarithm of 1 + f, in float within a tenth of an ulp.
-template <DoubleNumber T>
-constexpr Twofold<T> mantissa_log(T f) {
-  return log_beyond_one(f, T(0));
-}
-template <SingleNumber T>
-constexpr Twofold<T> mantissa_log(T f) {
-  const T s = f / (T(2) + f), z = s * s;
-  return ordered_sum(f, -s * (f - z * log_tail(z)));
-}
 /// log(x) to a base; exact where that is a number.
 template <class T>
 constexpr T log_to_base(T x, Base<T> base) {
   const Split<T> of = split(x);
-  const Twofold<T> log = mantissa_log(of.beyond_one), part = product(log, base.of_e);
+  const Twofold<T> log = log_beyond_one(of.beyond_one, T(0)), part = product(log, base.of_e);
   const Twofold<T> both = ordered_sum(of.exponent * base.of_two.high, part.high);
   return with_edges_of_log(both.high + (both.low + fma(of.exponent, base.of_two.low, part.low)), x);
 }

@@ -234,12 +234,39 @@ constexpr T pow(T x, T y) {
     return where(power == T(2), size * size, general);  // `square`, to the bit
   });
 }
+namespace detail {
+
+/// The binary logarithm of what is a float or at least 0, within 2^-42 of itself or of 1.
+template <DoubleNumber D>
+constexpr D near_log2(D x) {
+  const Split<D> of = split_normal(x);  // no float is subnormal as a double
+  const D f = of.beyond_one, under = D(2) + f;
+  // A quotient of doubles takes longer than one of floats and a step of Newton's.
+  const D rough = to_double(as_many_t<D, float>(1) / to_single(under));
+  const D s = f * fma(rough, fma(-under, rough, D(1)), rough), z = s * s;
+  const D log = fma(-s, f - z * log_tail(z), f);
+  return with_edges_of_log(fma(log, D(1.4426950408889634), of.exponent), x);
+}
+/// 2^x within 2^-38 of itself, for a float.
+template <DoubleNumber D>
+constexpr D near_exp2(D x) {
+  const D low = where(x < D(-200), D(-200), x), z = where(low > D(200), D(200), low);
+  const D shifted = z + D(Format<D>::round), rest = z - (shifted - D(Format<D>::round));
+  const D y =
+      horner(rest, 1.0, 0.6931471805412246, 0.24022650694741518, 0.05550410959272468, 0.009618129559664797,
+             0.0013333434111089534, 0.00015403097369892868, 1.5314221432713755e-05, 1.334442412555039e-06);
+  return y * pow2<D>(low_bits(shifted));
+}
+
+}  // namespace detail
+
 /// In float through double, which rounds as the exact power nearly always: so do powers that are multiplied
 /// out (`ops::PowerOfHalves`).
 template <SingleNumber T>
 constexpr T pow(T x, T y) {
-  return to_single(detail::signed_power(to_double(x), to_double(y),
-                                        [](auto size, auto power) { return exp(power * log(size)); }));
+  return to_single(detail::signed_power(to_double(x), to_double(y), [](auto size, auto power) {
+    return detail::near_exp2(power * detail::near_log2(size));
+  }));
 }
 
 struct SinCos {

@@ -73,16 +73,23 @@ struct Split {
   T beyond_one, exponent;
   typename Format<T>::Int shift;
 };
+/// Of a normal number.
+template <class T>
+constexpr Split<T> split_normal(T x) {
+  using F = Format<T>;
+  using Wrapping = typename F::Unsigned;  // the differences of negative inputs overflow and are not used
+  const auto bits = std::bit_cast<Wrapping>(x);
+  const auto e = std::bit_cast<typename F::Int>(bits - Wrapping(F::sqrt_half)) >> F::mantissa;
+  const T f = std::bit_cast<T>(bits - (std::bit_cast<Wrapping>(e) << F::mantissa)) - T(1);
+  return {f, from_integer<T>(e), e};
+}
 template <class T>
 constexpr Split<T> split(T x) {
   using F = Format<T>;
-  using Int = typename F::Int;
-  using Wrapping = typename F::Unsigned;  // the differences of negative inputs overflow and are not used
   const auto subnormal = x < T(std::numeric_limits<element_t<T>>::min());
-  const auto bits = std::bit_cast<Wrapping>(where(subnormal, x * pow2<T>(Int(F::mantissa)), x));
-  const auto e = std::bit_cast<Int>(bits - Wrapping(F::sqrt_half)) >> F::mantissa;
-  const T f = std::bit_cast<T>(bits - (std::bit_cast<Wrapping>(e) << F::mantissa)) - T(1);
-  return {f, from_integer<T>(e) - where(subnormal, T(F::mantissa), T(0)), e};
+  Split<T> of = split_normal(where(subnormal, x * pow2<T>(typename F::Int(F::mantissa)), x));
+  of.exponent = of.exponent - where(subnormal, T(F::mantissa), T(0));
+  return of;
 }
 /// What a logarithm is of x: `y`, but -inf at 0, NaN below, and x itself where it is infinite or NaN.
 template <class T>
@@ -116,8 +123,15 @@ constexpr T log_far_tail(T z) {
 }
 
 /// The logarithm of 1 + f + f_low, f_low being far less than f or than 1, of a `Split`: within 2^-63 of
-/// itself, in float 2^-40.
-template <class T>
+/// itself, in float within a tenth of an ulp.
+template <SingleNumber T>
+constexpr Twofold<T> log_beyond_one(T f, T f_low) {
+  const T s = f / (T(2) + f), z = s * s;
+  const Twofold<T> log = ordered_sum(f, -s * (f - z * log_tail(z)));
+  // What is low counts 1 / (1 + f), which is 1 - 2s + 2s^2 nearly.
+  return {log.high, fma(f_low, fma(s + s, s - T(1), T(1)), log.low)};
+}
+template <DoubleNumber T>
 constexpr Twofold<T> log_beyond_one(T f, T f_low) {
   const Twofold<T> under = ordered_sum(T(2), f);
   const T inverse = T(1) / under.high, s = f * inverse;
