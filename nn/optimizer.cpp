@@ -32,6 +32,9 @@ void check_option(const Option& rule, double value, std::string_view what) {
                                what, value);
     case OptionRange::yes_or_no:
       return check<ValueError>(value == 0 || value == 1, "optimizer: {} {} must be 0 or 1", what, value);
+    case OptionRange::at_most_0:
+      return check<ValueError>(value <= 0 && std::isfinite(value),
+                               "optimizer: {} {} must be at most 0 and finite", what, value);
   }
 }
 
@@ -130,18 +133,24 @@ void Optimizer::add_param_group(ParamGroup given) {
     change_options(add);
 }
 
+StateForm Optimizer::state_form(std::string_view name, const Parameter& p) const {
+  if (name == "step") return {{}, DType::f64, 0};
+  const Tensor& local = p.local();
+  return {local.shape(), state_dtype(local.dtype())};
+}
+
 /// A step writes one tensor after another, so what does not fit is refused before the first.
 void Optimizer::check_fits(const Parameter& p, const Slots& state, std::span<const std::string> names) const {
   const Tensor local = p.local();
   for (std::size_t k = 0; k < names.size(); ++k) {
+    const StateForm form = state_form(names[k], p);
     check<StateError>(
-        names[k] == "step" || state[k].shape() == local.shape(),
+        state[k].shape() == form.shape,
         "optimizer: a parameter has shape {} now, its '{}' shape {}; make a new optimizer after "
         "a parameter was replaced by one of another shape",
         local.shape(), names[k], state[k].shape());
-    const DType dtype = names[k] == "step" ? state[k].dtype() : state_dtype(local.dtype());
     check<StateError>(
-        state[k].dtype() == dtype && state[k].device() == local.device(),
+        state[k].dtype() == form.dtype && state[k].device() == local.device(),
         "optimizer: a parameter of shape {} is {} on {}, its '{}' is {} on {}; make the optimizer "
         "after the model was moved or cast, or load a state into a new one",
         local.shape(), name_of(local.dtype()), local.device(), names[k], name_of(state[k].dtype()),
@@ -267,22 +276,25 @@ void Optimizer::step_those(std::span<const std::vector<Parameter>> of_groups) {
 Optimizer::Slots Optimizer::first_state(const Parameter& p) const {
   const std::vector<std::string> names = state_names();
   const Tensor local = p.local();
+  std::vector<StateForm> forms;
+  for (const std::string& name : names) forms.push_back(state_form(name, p));
   Slots slots = fresh(local);
+  if (slots.empty())
+    for (const StateForm& form : forms) slots.push_back(zeros(form.shape, {form.dtype, local.device()}));
   check<StateError>(slots.size() == names.size(), "optimizer: fresh gives {} tensors for the {} names ({})",
                     slots.size(), names.size(), fmt::join(names, ", "));
   for (std::size_t k = 0; k < names.size(); ++k)
     check<StateError>(
-        slots[k].defined() && slots[k].device() == local.device() &&
-            (names[k] == "step" || slots[k].dtype() == state_dtype(local.dtype())),
+        slots[k].defined() && slots[k].device() == local.device() && slots[k].dtype() == forms[k].dtype,
         "optimizer: fresh gives {} as '{}' of a parameter that is {} on {}; state has its dtype, or what "
         "state_dtype says (only 'step' is f64), and its device",
         slots[k].defined() ? fmt::format("{} on {}", name_of(slots[k].dtype()), slots[k].device())
                            : "an empty handle",
         names[k], name_of(local.dtype()), local.device());
   for (std::size_t k = 0; k < names.size(); ++k)
-    check<StateError>(names[k] == "step" || slots[k].shape() == local.shape(),
+    check<StateError>(slots[k].shape() == forms[k].shape,
                       "optimizer: fresh gives '{}' of shape {} for a parameter of shape {}; state has the "
-                      "parameter's shape (only 'step' has its own)",
+                      "parameter's shape, or what state_form says (only 'step' has its own)",
                       names[k], slots[k].shape(), local.shape());
   return slots;
 }

@@ -24,13 +24,22 @@ struct ParamGroup {
 };
 
 /// Which values an option takes.
-enum class OptionRange { at_least_0, below_1, yes_or_no };
+enum class OptionRange { at_least_0, below_1, yes_or_no, at_most_0 };
 /// What each group of an optimizer has a number of: its name, what groups have that give none, and which
-/// values it takes; finite ones from 0 on, those of them below 1, or 0 and 1.
+/// values it takes; finite ones from 0 on, those of them below 1, 0 and 1, or finite ones up to 0.
 struct Option {
   std::string name;
   double value = 0;
   OptionRange range = OptionRange::at_least_0;
+};
+
+/// How a tensor of an optimizer's state lies: its shape on this rank, its dtype, and what it is a number of.
+struct StateForm {
+  Shape shape;
+  DType dtype;
+  /// Of so many elements of the whole parameter each, in row-major order; 1 is a tensor of the parameter's
+  /// shape. 0: of the parameter as a whole, and the same on all ranks that share it.
+  std::int64_t per = 1;
 };
 
 /// What `zero_grad` leaves: no gradient, or zeros in place.
@@ -89,10 +98,13 @@ class SHERD_API Optimizer {
   const std::vector<Parameter>& parameters(std::size_t group) const { return group_at(group).params; }
 
   /// What the optimizer keeps for a parameter, by name; "step" is a number (0-d f64), the others are tensors
-  /// of the parameter's shape and of `state_dtype`. Empty when it keeps nothing.
+  /// as `state_form` says. Empty when it keeps nothing.
   virtual std::vector<std::string> state_names() const = 0;
   /// The dtype of state for a parameter of `dtype`.
   virtual DType state_dtype(DType dtype) const { return dtype; }
+  /// How what it keeps by that name for a parameter lies: as `Parameter::local()`, in `state_dtype`, unless
+  /// an optimizer says otherwise. What one parameter has and another has not is of shape {0}.
+  virtual StateForm state_form(std::string_view name, const Parameter& p) const;
   /// State tensors, named "state.<index of the parameter>.<what>", and the groups' options,
   /// "group.<index>.<name>" (0-d f64). They share memory with the optimizer, so the next step changes them.
   StateDict state_dict() const;
@@ -136,8 +148,8 @@ class SHERD_API Optimizer {
   virtual bool clips_on_device() const { return false; }
   /// During a `step_clipped` of an optimizer that clips on the device: 0-d f64; else an empty handle.
   const Tensor& factor() const { return factor_; }
-  /// First state for a parameter whose `local()` is `p`.
-  virtual Slots fresh(const Tensor& p) const = 0;
+  /// First state for a parameter whose `local()` is `p`; none at all: zeros, as `state_form` has them.
+  virtual Slots fresh(const Tensor&) const { return {}; }
   /// Updates `params`, those of `group` that have a gradient; `slots` is their state.
   virtual void step_group(const Group& group, std::span<const Parameter> params,
                           std::span<Slots* const> slots) = 0;
@@ -254,7 +266,6 @@ class SHERD_API Sgd final : public Optimizer {
   std::vector<std::string> state_names() const override;
   bool skips_on_device() const override { return true; }
   bool clips_on_device() const override { return true; }
-  Slots fresh(const Tensor& p) const override;
   void step_group(const Group& group, std::span<const Parameter> params,
                   std::span<Slots* const> slots) override;
 
@@ -284,7 +295,6 @@ class SHERD_API Rmsprop final : public Optimizer {
   std::vector<std::string> state_names() const override;
   bool skips_on_device() const override { return true; }
   bool clips_on_device() const override { return true; }
-  Slots fresh(const Tensor& p) const override;
   void step_group(const Group& group, std::span<const Parameter> params,
                   std::span<Slots* const> slots) override;
 
@@ -312,7 +322,6 @@ class SHERD_API Lion final : public Optimizer {
   std::vector<std::string> state_names() const override;
   bool skips_on_device() const override { return true; }
   bool clips_on_device() const override { return true; }
-  Slots fresh(const Tensor& p) const override;
   void step_group(const Group& group, std::span<const Parameter> params,
                   std::span<Slots* const> slots) override;
 

@@ -225,11 +225,6 @@ std::vector<std::string> Sgd::state_names() const {
   return any("momentum") ? std::vector<std::string>{"momentum", "step"} : std::vector<std::string>{};
 }
 
-Optimizer::Slots Sgd::fresh(const Tensor& p) const {
-  if (!any("momentum")) return {};
-  return {zeros(p.shape(), {p.dtype(), p.device()}), zeros({}, {DType::f64, p.device()})};
-}
-
 void Sgd::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
   const FirstInputs first{group.lr, skip(), factor()};
   const ops::SgdStep op{.momentum = group.option("momentum"),
@@ -258,13 +253,6 @@ std::vector<std::string> Rmsprop::state_names() const {
   if (any("centered")) names.emplace_back("grad_avg");
   if (any("momentum")) names.emplace_back("momentum");
   return names;
-}
-
-Optimizer::Slots Rmsprop::fresh(const Tensor& p) const {
-  Slots slots;
-  for (std::size_t k = 0; k < state_names().size(); ++k)
-    slots.push_back(zeros(p.shape(), {p.dtype(), p.device()}));
-  return slots;
 }
 
 void Rmsprop::step_group(const Group& group, std::span<const Parameter> params,
@@ -296,8 +284,6 @@ Lion::Lion(std::vector<ParamGroup> groups, LionOptions o)
       foreach_(o.foreach) {}
 
 std::vector<std::string> Lion::state_names() const { return {"exp_avg"}; }
-
-Optimizer::Slots Lion::fresh(const Tensor& p) const { return {zeros(p.shape(), {p.dtype(), p.device()})}; }
 
 void Lion::step_group(const Group& group, std::span<const Parameter> params, std::span<Slots* const> slots) {
   const FirstInputs first{group.lr, skip(), factor()};

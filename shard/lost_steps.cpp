@@ -100,7 +100,7 @@ class StateFrom {
           continue;
         }
         const bool here = found != state.end();
-        const Tensor t = here ? found->second : fresh(s_.parameters[k], name);
+        const Tensor t = here ? found->second : no_state(optimizer_, s_.parameters[k], name);
         if (!here) state.emplace_back(entry, t);
         if (t.numel() > 0) tensors.push_back(t);
       }
@@ -118,9 +118,6 @@ class StateFrom {
  private:
   void send(std::vector<Tensor> tensors) const {
     share(std::move(tensors), s_.ranks.replicas, s_.call(), source_);
-  }
-  Tensor fresh(const nn::Parameter& p, const std::string& name) const {
-    return counts_steps(name) ? zeros({}, {DType::f64, p.local().device()}) : no_state(optimizer_, p);
   }
   /// Options, which the optimizer takes with its state, and counts; says for which parameters there is state.
   std::vector<bool> numbers(nn::StateDict& state) {

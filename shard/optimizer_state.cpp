@@ -43,9 +43,30 @@ std::string state_entry(std::size_t place, std::string_view what) {
   return entry(std::to_string(place), what);
 }
 
-Tensor no_state(const nn::Optimizer& optimizer, const nn::Parameter& p) {
-  const Tensor& local = p.local();
-  return zeros(local.shape(), {optimizer.state_dtype(local.dtype()), local.device()});
+Tensor no_state(const nn::Optimizer& optimizer, const nn::Parameter& p, std::string_view name) {
+  const nn::StateForm form = optimizer.state_form(name, p);
+  return zeros(form.shape, {form.dtype, p.local().device()});
+}
+
+namespace {
+
+/// From a run of elements to that of the numbers of `per` of them each whose first elements it has.
+std::int64_t ceil_of(std::int64_t elements, std::int64_t per) { return (elements + per - 1) / per; }
+
+}  // namespace
+
+Run kept_of(const Run& elements, std::int64_t per) {
+  Run run = elements;
+  run.begin = elements.begin / per;
+  run.numel = elements.numel == 0 ? 0 : ceil_of(elements.begin + elements.numel, per) - run.begin;
+  return run;
+}
+
+Run saved_of(const Run& elements, std::int64_t per) {
+  Run run = elements;
+  run.begin = ceil_of(elements.begin, per);
+  run.numel = ceil_of(elements.begin + elements.numel, per) - run.begin;
+  return run;
 }
 
 std::vector<std::string> state_names_with(const nn::Optimizer& optimizer, const nn::StateDict& state) {
@@ -171,15 +192,52 @@ bool any_under(std::span<const std::string> keys, std::span<const std::string> n
 Tensor part_of_entry(const nn::Optimizer& optimizer, const std::vector<nn::Parameter>& params,
                      const Listed& listed, const Entries& own, std::string_view name) {
   const auto found = own.find(state_entry(listed.index, name));
-  const Tensor part = found != own.end() ? found->second : no_state(optimizer, params[listed.index]);
+  const Tensor part = found != own.end() ? found->second : no_state(optimizer, params[listed.index], name);
   return listed.flat != nullptr ? listed.flat->group->part_in(part, listed.member) : part;
 }
 
-/// All of an optimizer's state in the order of the unsharded optimizer's: `on_number(name, tensor)` for rates
-/// and counts of steps, `on_part(name, parameter, part)` for this rank's parts of tensors.
+/// The whole of what lies as `form` says for `p`.
+Shape whole_shape(const nn::StateForm& form, const nn::Parameter& p) {
+  if (form.per == 0) return form.shape;
+  return form.per == 1 ? p.shape() : Shape{ceil_of(p.numel(), form.per)};
+}
+
+/// What of a state lies in parts.
+struct StatePart {
+  const nn::Parameter& parameter;
+  std::int64_t per;    ///< as in `nn::StateForm`, from 1 on
+  const Tensor& part;  ///< this rank's
+  Shape whole;
+  /// What this rank saves, and where that lies in the whole.
+  ShardedTensor saved(const std::string& name) const {
+    const Run elements = run_of(parameter), kept = kept_of(elements, per), run = saved_of(elements, per);
+    const Tensor flat = reshape(part, {part.numel()});
+    return {name,
+            whole,
+            run.begin,
+            run.numel == 0 ? narrow(flat, 0, 0, 0) : narrow(flat, 0, run.begin - kept.begin, run.numel),
+            run.replica,
+            run.replicas};
+  }
+};
+
+/// All of it on every rank.
+Tensor whole_of(const StatePart& p) {
+  if (p.per == 1) return gather_whole(p.parameter, p.part);
+  const ShardedTensor own = p.saved({});
+  const Tensor whole = zeros(p.whole, {p.part.dtype(), p.part.device()});
+  copy_(narrow(whole, 0, own.begin, own.values.numel()), own.values);
+  if (const Group* group = shard_group_of(p.parameter))  // sums of one number and zeros
+    group->all_reduce(whole, {}, {.label = called_of(p.parameter, "optimizer state")});
+  return whole;
+}
+
+/// All of an optimizer's state in the order of the unsharded optimizer's: `on_whole(name, tensor)` for what
+/// every rank has, rates and counts of steps among it, `on_part(name, part)` for this rank's parts of
+/// tensors.
 void each_entry(nn::Module* model, const nn::Optimizer& optimizer,
-                const std::function<void(const std::string&, const Tensor&)>& on_number,
-                const std::function<void(const std::string&, const nn::Parameter&, const Tensor&)>& on_part) {
+                const std::function<void(const std::string&, const Tensor&)>& on_whole,
+                const std::function<void(const std::string&, const StatePart&)>& on_part) {
   check_optimizer(optimizer);
   check_steps(all_parameters(optimizer));
   const nn::StateDict state = optimizer.state_dict();
@@ -193,15 +251,21 @@ void each_entry(nn::Module* model, const nn::Optimizer& optimizer,
   for (std::size_t g = 0; g < groups.size(); ++g) {
     for (const std::string& option : optimizer.option_names()) {
       const std::string name = group_entry(g, option);
-      on_number(name, clone(own.at(name)));
+      on_whole(name, clone(own.at(name)));
     }
     for (const Listed& l : groups[g]) {
       for (const std::string& name : names) {
         if (steps[l.index] < 0) continue;
-        if (counts_steps(name))
-          on_number(entry(keys[index], name), Tensor::scalar(steps[l.index], {DType::f64, Device::cpu()}));
+        if (counts_steps(name)) {
+          on_whole(entry(keys[index], name), Tensor::scalar(steps[l.index], {DType::f64, Device::cpu()}));
+          continue;
+        }
+        const nn::StateForm form = optimizer.state_form(name, params[l.index]);
+        const Tensor part = part_of_entry(optimizer, params, l, own, name);
+        if (form.per == 0)
+          on_whole(entry(keys[index], name), clone(part));
         else
-          on_part(entry(keys[index], name), l.parameter, part_of_entry(optimizer, params, l, own, name));
+          on_part(entry(keys[index], name), {l.parameter, form.per, part, whole_shape(form, l.parameter)});
       }
       ++index;
     }
@@ -216,11 +280,8 @@ nn::StateDict full_state(nn::Module* model, const nn::Optimizer& optimizer) {
   const NoGrad guard;
   nn::StateDict full;
   each_entry(
-      model, optimizer,
-      [&](const std::string& name, const Tensor& number) { full.emplace_back(name, number); },
-      [&](const std::string& name, const nn::Parameter& p, const Tensor& part) {
-        full.emplace_back(name, gather_whole(p, part));
-      });
+      model, optimizer, [&](const std::string& name, const Tensor& whole) { full.emplace_back(name, whole); },
+      [&](const std::string& name, const StatePart& part) { full.emplace_back(name, whole_of(part)); });
   return full;
 }
 
@@ -229,14 +290,10 @@ ShardedStateDict sharded_state(nn::Module* model, const nn::Optimizer& optimizer
   ShardedStateDict state;
   each_entry(
       model, optimizer,
-      [&](const std::string& name, const Tensor& number) {
-        state.push_back({name, {}, 0, reshape(number, {1}), 0, 0});
+      [&](const std::string& name, const Tensor& whole) {
+        state.push_back({name, whole.shape(), 0, reshape(whole, {whole.numel()}), 0, 0});
       },
-      [&](const std::string& name, const nn::Parameter& p, const Tensor& part) {
-        const Run run = run_of(p);
-        state.push_back(
-            {name, p.shape(), run.begin, reshape(part, {part.numel()}), run.replica, run.replicas});
-      });
+      [&](const std::string& name, const StatePart& part) { state.push_back(part.saved(name)); });
   return state;
 }
 
@@ -287,17 +344,17 @@ class StateCutter {
         take_steps(l, k, number(name, *shape));
         continue;
       }
-      check<ShapeError>(*shape == l.parameter.shape(),
-                        "optimizer: '{}' has shape {}, the parameter needs {}{}", name, *shape,
-                        l.parameter.shape(), from_.whose(name));
-      const Run run = run_of(l.parameter);
+      const nn::StateForm form = optimizer_.state_form(names_[k], params_[l.index]);
+      const Shape whole = whole_shape(form, l.parameter);
+      check<ShapeError>(*shape == whole, "optimizer: '{}' has shape {}, the parameter needs {}{}", name,
+                        *shape, whole, from_.whose(name));
+      const Run run = form.per == 0 ? Run{0, whole.numel()} : kept_of(run_of(l.parameter), form.per);
       const Tensor part = from_.read(name, run.begin, run.numel);
       used_.add(name);
       const Tensor& local = l.parameter.local();
-      const DType dtype = optimizer_.state_dtype(local.dtype());
       if (l.flat == nullptr)
         parts_.emplace_back(state_entry(l.index, names_[k]),
-                            reshape(to(to(part, dtype), local.device()), local.shape()));
+                            reshape(to(to(part, form.dtype), local.device()), form.shape));
       else
         copy_(l.flat->group->part_in(flat(l).slots[k], l.member), reshape(part, local.shape()));
     }
@@ -324,8 +381,7 @@ class StateCutter {
   FlatState& flat(const Listed& l) {
     FlatState& state = flats_[l.index];
     for (std::size_t k = state.slots.size(); k < names_.size(); ++k)
-      state.slots.push_back(counts_steps(names_[k]) ? zeros({}, {DType::f64, Device::cpu()})
-                                                    : no_state(optimizer_, params_[l.index]));
+      state.slots.push_back(no_state(optimizer_, params_[l.index], names_[k]));
     return state;
   }
   /// All parameters in a flat one step together.

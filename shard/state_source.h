@@ -73,6 +73,11 @@ struct Run {
   int replica = 0, replicas = 0;  ///< as in `ShardedTensor`
 };
 Run run_of(const nn::Parameter& p);
+/// Of a tensor that has one number for each `per` elements of a parameter (`nn::StateForm`) those that this
+/// rank keeps, and those that it saves. A number of elements that several ranks have some of is kept by each
+/// of them, and saved by who has the first.
+Run kept_of(const Run& elements, std::int64_t per);
+Run saved_of(const Run& elements, std::int64_t per);
 /// Of what `t` says that several ranks hold alike, the share of this rank: the shares of all ranks are
 /// disjoint. `rank` is this rank's number among all.
 ShardedTensor share_of(const ShardedTensor& t, int rank);
@@ -105,8 +110,8 @@ std::vector<nn::Parameter> all_parameters(const nn::Optimizer& optimizer);
 std::string state_entry(std::size_t place, std::string_view what);
 /// One number a parameter, not one an element.
 inline bool counts_steps(std::string_view what) { return what == "step"; }
-/// What else there is of a parameter that has no state yet.
-Tensor no_state(const nn::Optimizer& optimizer, const nn::Parameter& p);
+/// What there is by that name of a parameter that has no state yet.
+Tensor no_state(const nn::Optimizer& optimizer, const nn::Parameter& p, std::string_view name);
 /// Who holds each of an optimizer's parameters, under what names it in a state: its name in `model`, and its
 /// number.
 std::vector<Held> held_in_state(const nn::Optimizer& optimizer, nn::Module* model);
