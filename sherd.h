@@ -62,6 +62,8 @@
 #include "runtime/tensor.h"
 #include "runtime/tensor_options.h"
 #include "runtime/timeline.h"
+#include "shard/adafactor.h"
+#include "shard/adam8bit.h"
 #include "shard/checkpoint.h"
 #include "shard/convert.h"
 #include "shard/data_parallel.h"

@@ -6,8 +6,7 @@
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "shard/fully_shard.h"
-#include "shard/group.h"
-#include "shard/unit.h"
+#include "shard/rows.h"
 
 namespace sherd::shard {
 namespace {
@@ -18,16 +17,7 @@ void check_whole_matrix(const nn::Parameter& p) {
       p.shape().rank() == 2,
       "Muon: a parameter of shape {} is no matrix; step it by nn::AdamW in an optimizer of its own",
       p.shape());
-  if (shard_group_of(p) == nullptr) return;
-  const auto [members, index] = unit_of(p)->place(p);
-  const GroupSpec& spec = members->group->spec();
-  if (spec.layout == GroupLayout::per_parameter) return;
-  for (int rank = 0; rank < spec.partition.ranks(); ++rank)
-    check<StateError>(
-        spec.partition.part(static_cast<int>(index), rank).numel > 0,
-        "Muon: rank {} has no element of '{}' in the flat layout, and hears of no gradient of it; "
-        "shard its module with GroupLayout::per_parameter",
-        rank, spec.names[index]);
+  check_all_hear("Muon", p);
 }
 
 double scale_of(MuonScale scale, const Shape& matrix) {
@@ -72,10 +62,6 @@ Muon::Muon(std::vector<nn::ParamGroup> groups, MuonOptions o)
 }
 
 DType Muon::state_dtype(DType dtype) const { return compute_dtype(dtype); }
-
-nn::Optimizer::Slots Muon::fresh(const Tensor& p) const {
-  return {zeros(p.shape(), {state_dtype(p.dtype()), p.device()})};
-}
 
 void Muon::step_group(const Group& group, std::span<const nn::Parameter> params,
                       std::span<Slots* const> slots) {

@@ -44,7 +44,6 @@ class SHERD_API Muon final : public nn::Optimizer {
  protected:
   std::vector<std::string> state_names() const override { return {"momentum"}; }
   DType state_dtype(DType dtype) const override;
-  Slots fresh(const Tensor& p) const override;
   void step_group(const Group& group, std::span<const nn::Parameter> params,
                   std::span<Slots* const> slots) override;
 

@@ -1743,6 +1743,34 @@ def make_muon():
     return area
 
 
+# ---- Adafactor -------------------------------------------------------------------------------------------------------
+
+def make_adafactor():
+    """Parameters after each of twenty steps, whose gradients shrink, so that steps are cut at first and not later."""
+    area = Area()
+    for (tag, options), dtype in itertools.product(
+            (("defaults", {}), ("decay", {"weight_decay": 0.1, "lr": 0.3}), ("maximize", {"maximize": True, "d": 1.2}),
+             ("own", {"eps": (1e-3, 1e-2), "beta2_decay": -0.5, "lr": 0.05})), WIDE):
+        name = join("adafactor", tag, NAMES[dtype])
+        draw = Draw(name)
+        shapes = ((4, 6), (6, 4), (1, 7), (5,), (4, 3, 5), (4, 2, 3, 3))
+        params = [nn.Parameter(draw.normal(*shape, dtype=dtype)) for shape in shapes]
+        shrinking = torch.linspace(1.0, 0.05, 20, dtype=dtype)
+        grads = [draw.normal(20, *p.shape, dtype=dtype) * shrinking.reshape(-1, *[1] * p.dim()) for p in params]
+        tensors = {f"in{i}": p.detach().clone() for i, p in enumerate(params)} | {f"grads{i}": g for i, g in enumerate(grads)}
+        optimizer = torch.optim.Adafactor(params, foreach=False, **options)
+        history = [[] for _ in params]
+        for step in range(20):
+            for p, g in zip(params, grads):
+                p.grad = g[step].clone()
+            optimizer.step()
+            for p, after in zip(params, history):
+                after.append(p.detach().clone())
+        tensors |= {f"out{i}": torch.stack(after) for i, after in enumerate(history)}
+        area.note(name, "Adafactor", {"options": options}, tensors)
+    return area
+
+
 # ---- a small Gpt -----------------------------------------------------------------------------------------------------
 
 GPT = {"layers": 2, "heads": 2, "width": 16, "context": 8, "vocab": 32}
@@ -1896,7 +1924,7 @@ def make_masks():
 
 AREAS = {"elementwise": make_elementwise, "views": make_views, "reduce": make_reduce, "linalg": make_linalg, "nn": make_nn, "layers": make_layers_area,
          "indexing": make_indexing, "statistics": make_statistics, "losses": make_losses, "networks": make_networks,
-         "images": make_images, "compositions": make_compositions, "masks": make_masks, "muon": make_muon,
+         "images": make_images, "compositions": make_compositions, "masks": make_masks, "muon": make_muon, "adafactor": make_adafactor,
          "optim": make_optim, "gpt": make_gpt, "gpt_weights": make_gpt_weights}
 
 
