@@ -36,7 +36,6 @@ class Lion final : public nn::Optimizer {
   std::vector<std::string> state_names() const override { return {"momentum"}; }
 
  protected:
-  Slots fresh(const Tensor& p) const override { return {zeros_like(p)}; }
   void step_group(const Group& group, std::span<const nn::Parameter> params,
                   std::span<Slots* const> slots) override {
     for (std::size_t i = 0; i < params.size(); ++i) {
