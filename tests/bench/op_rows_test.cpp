@@ -21,6 +21,7 @@ const std::map<std::string_view, std::string_view> without_a_row{
     {ops::ClipScale::name, ""},
     {ops::Places::name,
      "of devices that are not the host: the rows nonzero, mask_read and mask_write run it there"},
+    {ops::PowerSum::name, "what norms and variances are made of where they have no kernel"},
     {ops::Patches::name, "how a convolution is made where no library has one"},
     {ops::PatchesGrad::name, "its gradient"},
     {ops::LinearFp8::name,
