@@ -6,8 +6,8 @@
 #include <tuple>
 
 #include "runtime/cpu/for_processor.h"
+#include "runtime/cpu/lanes.h"
 #include "runtime/cpu/operands.h"
-#include "runtime/cpu/rows.h"
 #include "runtime/elementwise.h"
 
 namespace sherd::detail {
@@ -53,8 +53,8 @@ template <class F, class TO, class... Operand>
 
 template <class C, class T>
 cpu::Lanes<C> lanes_at(Dense<T> x, std::int64_t i, std::int64_t count) {
-  return cpu::Lanes<C>(count == cpu::lanes<C> ? cpu::load_as<C>(x.at + i)
-                                              : cpu::load_part_as<C>(x.at + i, count, C(0)));
+  constexpr std::int64_t whole = 64 / sizeof(C);
+  return count == whole ? cpu::load_lanes<C>(x.at + i) : cpu::load_lanes<C>(x.at + i, count);
 }
 template <class C, class T>
 cpu::Lanes<C> lanes_at(Same<T> x, std::int64_t, std::int64_t) {
@@ -65,13 +65,14 @@ cpu::Lanes<C> lanes_at(Same<T> x, std::int64_t, std::int64_t) {
 template <class F, class TO, class... Operand>
 [[gnu::flatten]] void lanes_span(F f, std::int64_t n, TO* out, Operand... in) {
   using C = compute_t<TO>;
-  for (std::int64_t i = 0; i < n; i += cpu::lanes<C>) {
-    const std::int64_t count = std::min<std::int64_t>(cpu::lanes<C>, n - i);
+  constexpr std::int64_t whole = 64 / sizeof(C);
+  for (std::int64_t i = 0; i < n; i += whole) {
+    const std::int64_t count = std::min(whole, n - i);
     const cpu::Lanes<C> y = f(lanes_at<C>(in, i, count)...);
-    if (count == cpu::lanes<C>)
-      cpu::store_as<C>(out + i, y.vector());
+    if (count == whole)
+      cpu::store_lanes<C>(out + i, y);
     else
-      cpu::store_part_as<C>(out + i, y.vector(), count);
+      cpu::store_lanes<C>(out + i, y, count);
   }
 }
 

@@ -12,6 +12,7 @@
 #include <limits>
 #include <utility>
 
+#include "runtime/half.h"
 #include "runtime/math_steps.h"
 #include "runtime/twofold.h"
 
@@ -387,6 +388,46 @@ template <class T>
     const Narrow some = __builtin_convertvector(words.part[k], Narrow);
     std::memcpy(static_cast<char*>(p) + k * sizeof some, &some, sizeof some);
   }
+}
+
+template <class T>
+inline constexpr bool is_half_type = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
+
+/// Elements in memory as lanes of what they are computed in, and back.
+template <class C, class T>
+[[gnu::always_inline]] inline Lanes<C> load_lanes(const T* p) {
+  if constexpr (std::is_same_v<C, T>) {
+    Lanes<C> lanes;
+    std::memcpy(lanes.part, p, sizeof lanes.part);
+    return lanes;
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return std::bit_cast<Lanes<C>>(sherd::detail::f32_of_f16(load_u16(p)));
+  } else {
+    static_assert(std::is_same_v<T, BFloat16>);
+    return std::bit_cast<Lanes<C>>(sherd::detail::f32_of_bf16(load_u16(p)));
+  }
+}
+template <class C, class T>
+[[gnu::always_inline]] inline void store_lanes(T* p, const Lanes<C>& lanes) {
+  if constexpr (std::is_same_v<C, T>)
+    std::memcpy(p, lanes.part, sizeof lanes.part);
+  else if constexpr (std::is_same_v<T, Half>)
+    store_u16(p, sherd::detail::f16_of_f32(std::bit_cast<Lanes<std::uint32_t>>(lanes)));
+  else
+    store_u16(p, sherd::detail::bf16_of_f32(std::bit_cast<Lanes<std::uint32_t>>(lanes)));
+}
+/// Of the first `count` elements; the other lanes are 0.
+template <class C, class T>
+[[gnu::always_inline]] inline Lanes<C> load_lanes(const T* p, std::int64_t count) {
+  T some[64 / sizeof(C)] = {};
+  for (std::int64_t l = 0; l < count; ++l) some[l] = p[l];
+  return load_lanes<C>(static_cast<const T*>(some));
+}
+template <class C, class T>
+[[gnu::always_inline]] inline void store_lanes(T* p, const Lanes<C>& lanes, std::int64_t count) {
+  T some[64 / sizeof(C)];
+  store_lanes<C>(static_cast<T*>(some), lanes);
+  for (std::int64_t l = 0; l < count; ++l) p[l] = some[l];
 }
 
 }  // namespace sherd::cpu

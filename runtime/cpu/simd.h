@@ -161,10 +161,8 @@ template <class C, class T>
 inline Vec<C> load_as(const T* p) {
   if constexpr (std::is_same_v<C, T>) {
     return load(p);
-  } else if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<C, float>) {
-    return std::bit_cast<Vec<float>>(sherd::detail::f32_of_bf16(load_u16(p)));
-  } else if constexpr (std::is_same_v<T, Half> && std::is_same_v<C, float>) {
-    return std::bit_cast<Vec<float>>(sherd::detail::f32_of_f16(load_u16(p)));
+  } else if constexpr (is_half_type<T> && std::is_same_v<C, float>) {
+    return load_lanes<float>(p).vector();
   } else {
     C values[lanes<C>];
 #pragma GCC unroll 1
@@ -176,10 +174,8 @@ template <class C, class T>
 inline void store_as(T* p, Vec<C> v) {
   if constexpr (std::is_same_v<C, T>) {
     store(p, v);
-  } else if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<C, float>) {
-    store_u16(p, sherd::detail::bf16_of_f32(std::bit_cast<Lanes<std::uint32_t>>(v)));
-  } else if constexpr (std::is_same_v<T, Half> && std::is_same_v<C, float>) {
-    store_u16(p, sherd::detail::f16_of_f32(std::bit_cast<Lanes<std::uint32_t>>(v)));
+  } else if constexpr (is_half_type<T> && std::is_same_v<C, float>) {
+    store_lanes<float>(p, Lanes<float>(v));
   } else {
     C values[lanes<C>];
     store(values, v);
