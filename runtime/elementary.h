@@ -49,7 +49,7 @@ constexpr T expm1(T x) {
 template <class T>
 constexpr T exp2(T x) {
   using F = detail::Format<T>;
-  const T least(F::exp_min * 1.4453125f), most(F::half_exp_max * 1.4453125f);
+  const T least(F::exp_min * 1.4453125f), most(F::half_exp_max * 1.4453125f);  // times log2(e) and a little
   const T low = where(x < least, least, x), z = where(low > most, most, low);
   const T shifted = z + T(F::round), rest = z - (shifted - T(F::round));
   const auto ln2 = detail::constant<T>(0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56);

@@ -1,6 +1,6 @@
-// Elementary functions as plain code without branches. A loop over them vectorises, nvcc compiles them for
-// the device, and an element's result is the same in a vector body, in a scalar tail and on every processor
-// with fused multiply-add, whatever its C library.
+// Elementary functions without branches, of one number or of lanes (runtime/cpu/lanes.h): a CPU's loops call
+// them with lanes, nvcc compiles them for the device, and a number's result is the same in each of them and
+// on every processor, whatever its C library.
 #pragma once
 
 #include <bit>

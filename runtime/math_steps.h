@@ -30,6 +30,10 @@ concept SingleNumber = std::is_same_v<element_t<T>, float>;
 template <class T>
 concept DoubleNumber = std::is_same_v<element_t<T>, double>;
 
+/// One float or double.
+template <class T>
+concept OneNumber = std::is_floating_point_v<T>;
+
 /// `c ? a : b`, both sides evaluated.
 template <class T>
 constexpr T where(bool c, T a, T b) {
@@ -39,51 +43,42 @@ constexpr T where(bool c, T a, T b) {
 constexpr bool any(bool condition) { return condition; }
 
 /// a b + c, rounded once.
-template <class T>
-  requires std::is_floating_point_v<T>
+template <OneNumber T>
 constexpr T fma(T a, T b, T c) {
   return std::fma(a, b, c);
 }
-template <class T>
-  requires std::is_floating_point_v<T>
+template <OneNumber T>
 constexpr T sqrt(T x) {
   return std::sqrt(x);
 }
-template <class T>
-  requires std::is_floating_point_v<T>
+template <OneNumber T>
 constexpr T fabs(T x) {
   return std::fabs(x);
 }
 /// The size of `x` with the sign of `y`.
-template <class T>
-  requires std::is_floating_point_v<T>
+template <OneNumber T>
 constexpr T copysign(T x, T y) {
   return std::copysign(x, y);
 }
 /// The nearest integer, of two the even one.
-template <class T>
-  requires std::is_floating_point_v<T>
+template <OneNumber T>
 constexpr T rint(T x) {
   return std::rint(x);
 }
-template <class T>
-  requires std::is_floating_point_v<T>
+template <OneNumber T>
 constexpr T floor(T x) {
   return std::floor(x);
 }
-template <class T>
-  requires std::is_floating_point_v<T>
+template <OneNumber T>
 constexpr T ceil(T x) {
   return std::ceil(x);
 }
-template <class T>
-  requires std::is_floating_point_v<T>
+template <OneNumber T>
 constexpr T trunc(T x) {
   return std::trunc(x);
 }
 /// What whole multiples of b leave of a.
-template <class T>
-  requires std::is_floating_point_v<T>
+template <OneNumber T>
 constexpr T fmod(T a, T b) {
   return std::fmod(a, b);
 }
@@ -110,10 +105,9 @@ struct FormatOf<float> {
   static constexpr float short_log10_2 = 0x1.344p-2f, log10_2_rest = 0x1.3509f8p-18f;
   static constexpr float short_eighth = 0x1.921fbp-1f, eighth_rest = 0x1.5110b4p-23f;  // of a turn
   static constexpr float quarter[] = {0x1.921fb6p+0f, -0x1.777a5cp-25f, -0x1.ee59dap-50f};
-  static constexpr float most_quarters =
-      0x1p17f;                                  // an angle from which on three parts of a quarter are too few
-  static constexpr float huge = 0x1p120f;       // the sum of two such is finite
-  static constexpr float finite_power = 200.f;  // beyond it e^x is 0 or infinite
+  // An angle from which on three parts of a quarter are too few.
+  static constexpr float most_quarters = 0x1p17f;
+  static constexpr float huge = 0x1p120f;                   // the sum of two such is finite
   static constexpr float flat = 0x1p-10f, steep = 0x1p13f;  // where asinh is x - x^3/6, and log(2x)
 };
 template <>
@@ -131,7 +125,6 @@ struct FormatOf<double> {
   static constexpr double quarter[] = {0x1.921fb54442d18p+0, 0x1.1a62633145c07p-54, 0x1.f1976b7ed8fbcp-110};
   static constexpr double most_quarters = 0x1p29;
   static constexpr double huge = 0x1p1000;
-  static constexpr double finite_power = 1000.;
   static constexpr double flat = 0x1p-20, steep = 0x1p28;
 };
 /// The constants of a number's elements; integers are as many as it has.

@@ -1,5 +1,5 @@
-// Sums of two doubles, for functions of double whose steps need more bits than one has. An element's result
-// is the same everywhere, as in runtime/math.h.
+// Sums of two numbers, for functions whose steps need more bits than one has, and what they are made of:
+// logarithms, powers and angles, of floats, doubles and lanes of them.
 #pragma once
 
 #include <bit>
@@ -164,10 +164,10 @@ constexpr Twofold<T> log_of(T x) {
 }
 
 /// y times a logarithm.
-template <class T>
+template <DoubleNumber T>
 constexpr Twofold<T> product_of_log(T y, Twofold<T> log) {
   const Twofold<T> p = product(y, log.high);
-  const auto finite = fabs(p.high) < T(Format<T>::finite_power);  // no more is asked of `exp_of`
+  const auto finite = fabs(p.high) < T(1000);  // no more is asked of `exp_of`
   return {p.high, where(finite, fma(y, log.low, p.low), T(0))};
 }
 

@@ -6,8 +6,8 @@
 #include <limits>
 #include <span>
 
+#include "runtime/cpu/rows.h"
 #include "runtime/cpu/scratch.h"
-#include "runtime/cpu/simd.h"
 #include "runtime/error.h"
 #include "runtime/ops.h"
 #include "runtime/ops/attention.h"
@@ -159,11 +159,6 @@ struct KeyRun {
 };
 using KeyRuns = std::span<const KeyRun>;
 
-/// Calls `body(j, count)` for runs of lanes of [0, n): `count` is L but for the last.
-template <class F>
-void for_lanes(std::int64_t n, const F& body) {
-  for (std::int64_t j = 0; j < n; j += L) body(j, std::min<std::int64_t>(L, n - j));
-}
 /// The first `count` of the keys at `seen`, a byte each, or at `added`: zeros and -inf beyond.
 Lanes<std::uint32_t> mask_at(const std::uint8_t* seen, std::int64_t count) {
   if (count == L) return load_u8(seen);
@@ -179,7 +174,7 @@ Lanes<float> mask_at(const float* added, std::int64_t count) {
 bool any_seen(const Head& h, std::int64_t i, std::int64_t begin, std::int64_t end) {
   const std::int64_t row = h.mask_row(i) + begin;
   bool found = false;
-  for_lanes(end - begin, [&](std::int64_t j, std::int64_t count) {
+  for_vectors<float>(end - begin, [&](std::int64_t j, std::int64_t count) {
     if (h.a.mask.seen != nullptr)
       found |= any(mask_at(h.a.mask.seen + row + j, count) != Lanes<std::uint32_t>(0));
     else
@@ -222,7 +217,7 @@ KeyRun* take_runs(const Head& h, Arena& arena) {
 void mask_scores(const Head& h, std::int64_t i, std::int64_t begin, std::int64_t n, float* scores) {
   if (!h.masked()) return;
   const std::int64_t row = h.mask_row(i) + begin;
-  for_lanes(n, [&](std::int64_t j, std::int64_t count) {
+  for_vectors<float>(n, [&](std::int64_t j, std::int64_t count) {
     const Lanes<float> score(load(scores + j)), hidden(lowest);
     if (h.a.mask.seen != nullptr) {
       const auto seen = mask_at(h.a.mask.seen + row + j, count);

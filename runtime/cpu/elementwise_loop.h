@@ -88,6 +88,15 @@ constexpr bool takes_lanes() {
     return requires(const F& f, cpu::Lanes<compute_t<TI>>... x) { f(x...); };
 }
 
+/// The loop of `f` from operands of types `TI` to `TO`.
+template <class TO, class... TI, class F, class... Operand>
+void run_span(const F& f, std::int64_t n, TO* out, Operand... in) {
+  if constexpr (takes_lanes<F, TO, TI...>())
+    lanes_span(f, n, out, in...);
+  else
+    dense_span(f, n, out, in...);
+}
+
 /// How a condition is read: of bools beside wider elements the compiler makes no vectors.
 using Truth = std::uint8_t;
 
@@ -105,19 +114,14 @@ struct ElementwiseRow {
                  std::index_sequence<I...>) {
     const F& f = *static_cast<const F*>(functor);
     TO* out = reinterpret_cast<TO*>(at[0]);
-    const auto span = [&](auto... operands) {
-      if constexpr (takes_lanes<F, TO, TI...>())
-        lanes_span(f, n, out, operands...);
-      else
-        dense_span(f, n, out, operands...);
-    };
     const auto with_number = [&]<std::size_t number>() {
       if constexpr (((numbers >> number) & 1) != 0)
-        if (steps[number] == 0) return span(operand < TI, number == I + 1 > (at[I + 1])...), true;
+        if (steps[number] == 0)
+          return run_span<TO, TI...>(f, n, out, operand < TI, number == I + 1 > (at[I + 1])...), true;
       return false;
     };
     if ((with_number.template operator()<I + 1>() || ...)) return;
-    span(operand<TI, false>(at[I + 1])...);
+    run_span<TO, TI...>(f, n, out, operand<TI, false>(at[I + 1])...);
   }
 };
 

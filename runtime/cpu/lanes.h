@@ -24,7 +24,8 @@
 
 namespace sherd::cpu {
 
-/// Whether this file is compiled for a processor whose vectors multiply and add in one step.
+// `has_vectors`: this file is compiled for a processor whose vectors multiply and add in one step. Else lanes
+// have the same bits, but of some functions they are computed one by one.
 #if defined(__AVX512F__)
 inline constexpr int register_bytes = 64;
 inline constexpr bool has_vectors = true;
@@ -158,7 +159,10 @@ inline V sqrt_of(V x) {
 template <int mode, class V>
 inline V rounded_of(V x) {
   return each_of(x, [](auto lane) {
-    return mode == to_nearest ? std::rint(lane) : mode == down ? std::floor(lane) : std::trunc(lane);
+    return mode == to_nearest ? std::rint(lane)
+           : mode == down     ? std::floor(lane)
+           : mode == up       ? std::ceil(lane)
+                              : std::trunc(lane);
   });
 }
 #endif
@@ -441,9 +445,6 @@ struct sherd::math::NumberKind<sherd::cpu::Lanes<T, count>> {
 
 template <class T, int size>
 struct std::numeric_limits<sherd::cpu::Lanes<T, size>> {
-  static sherd::cpu::Lanes<T, size> min() { return std::numeric_limits<T>::min(); }
-  static sherd::cpu::Lanes<T, size> max() { return std::numeric_limits<T>::max(); }
-  static sherd::cpu::Lanes<T, size> lowest() { return std::numeric_limits<T>::lowest(); }
   static sherd::cpu::Lanes<T, size> infinity() { return std::numeric_limits<T>::infinity(); }
   static sherd::cpu::Lanes<T, size> quiet_NaN() { return std::numeric_limits<T>::quiet_NaN(); }
 };

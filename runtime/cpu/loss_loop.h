@@ -24,14 +24,8 @@ struct LossGradientRow {
  private:
   template <std::size_t... I>
   static void go(const Gradient& f, std::int64_t n, std::byte* const* at, std::index_sequence<I...>) {
-    const auto span = [&](auto... operands) {
-      C* const out = reinterpret_cast<C*>(at[0]);
-      if constexpr (takes_lanes<Gradient, C, C, decltype(C(I))...>())
-        lanes_span(f, n, out, operands...);
-      else
-        dense_span(f, n, out, operands...);
-    };
-    span(operand<C, true>(at[1]), operand < C, I != I > (at[2 + I])...);
+    run_span<C, C, decltype(C(I))...>(f, n, reinterpret_cast<C*>(at[0]), operand<C, true>(at[1]), operand < C,
+                                      I != I > (at[2 + I])...);
   }
 };
 

@@ -26,16 +26,16 @@ double max_abs(std::span<const std::span<const T>> list) {
   std::vector<C> tops(static_cast<std::size_t>(tile_count(list)));
   for_elements(list, [&](std::span<const T> values, std::int64_t begin, std::int64_t end, std::int64_t tile) {
     // As bits, because magnitudes order like integers there, NaN above all.
-    using Bits = typename math::detail::Format<Lanes<C>>::Int;
-    Bits top(std::bit_cast<typename math::detail::Format<C>::Int>(tops[tile]));
+    using Bits = typename math::detail::Format<C>::Int;
+    Bits largest = std::bit_cast<Bits>(tops[tile]);
+    Lanes<Bits> top(largest);
     for_vectors<C>(end - begin, [&](std::int64_t i, auto count) {
-      const auto size = std::bit_cast<Bits>(fabs(Lanes<C>(take<C>(values.data() + begin + i, count))));
+      const auto size = std::bit_cast<Lanes<Bits>>(fabs(Lanes<C>(take<C>(values.data() + begin + i, count))));
       top = where(size > top, size, top);
     });
-    const auto all = top.vector();
-    for (int l = 0; l < lanes<C>; ++l)
-      if (all[l] > std::bit_cast<typename math::detail::Format<C>::Int>(tops[tile]))
-        tops[tile] = std::bit_cast<C>(all[l]);
+    const auto each = top.vector();
+    for (int l = 0; l < lanes<C>; ++l) largest = std::max<Bits>(largest, each[l]);
+    tops[tile] = std::bit_cast<C>(largest);
   });
   double best = 0;
   for (C top : tops) best = top > best || std::isnan(top) ? static_cast<double>(top) : best;

@@ -76,15 +76,7 @@ inline Vec<T> splat(T x) {
 /// Whether a comparison holds in any lane.
 template <class Truths>
 inline bool any(Truths truths) {
-#if defined(__AVX512F__)
-  const auto words = std::bit_cast<__m512i>(truths);
-  return _mm512_test_epi64_mask(words, words) != 0;
-#else
-  std::uint64_t words[sizeof truths / 8], all = 0;
-  std::memcpy(words, &truths, sizeof truths);
-  for (const std::uint64_t word : words) all |= word;
-  return all != 0;
-#endif
+  return registers::any_of(truths);
 }
 
 /// The first `count` lanes of `v` and `fill` in the others.
