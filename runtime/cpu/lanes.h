@@ -198,6 +198,9 @@ struct Truths : registers::Registers<T, count> {
   [[gnu::always_inline]] friend inline Truths operator|(Truths a, Truths b) {
     return registers::by_part<Truths>([](auto x, auto y) { return x | y; }, a, b);
   }
+  // Both sides are there anyhow.
+  [[gnu::always_inline]] friend inline Truths operator&&(Truths a, Truths b) { return a & b; }
+  [[gnu::always_inline]] friend inline Truths operator||(Truths a, Truths b) { return a | b; }
   [[gnu::always_inline]] friend inline Truths operator!=(Truths a, Truths b) {
     return registers::by_part<Truths>([](auto x, auto y) { return x ^ y; }, a, b);
   }
@@ -238,6 +241,10 @@ struct Lanes : registers::Registers<T, count> {
   [[gnu::always_inline]] friend inline Lanes operator/(Lanes a, Lanes b) {
     return registers::by_part<Lanes>([](auto x, auto y) { return x / y; }, a, b);
   }
+  [[gnu::always_inline]] Lanes& operator+=(Lanes b) { return *this = *this + b; }
+  [[gnu::always_inline]] Lanes& operator-=(Lanes b) { return *this = *this - b; }
+  [[gnu::always_inline]] Lanes& operator*=(Lanes b) { return *this = *this * b; }
+  [[gnu::always_inline]] Lanes& operator/=(Lanes b) { return *this = *this / b; }
   [[gnu::always_inline]] friend inline Lanes operator&(Lanes a, Lanes b) {
     return registers::by_part<Lanes>([](auto x, auto y) { return x & y; }, a, b);
   }

@@ -12,10 +12,8 @@
 #include "runtime/half.h"
 #include "runtime/math.h"
 
-#if defined(__AVX512F__) || defined(__FMA__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
 #endif
 
 namespace sherd::cpu {
@@ -86,54 +84,12 @@ inline Vec<float> first_lanes(Vec<float> v, std::int64_t count, float fill) {
   return index < Index{} + static_cast<std::int32_t>(count) ? v : splat(fill);
 }
 
-#if defined(__AVX512F__)
-inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm512_fmadd_ps(a, b, c); }
-inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm512_fmadd_pd(a, b, c); }
-#elif defined(__FMA__)
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
-  __m256 x[2], y[2], z[2];
-  std::memcpy(x, &a, sizeof a);
-  std::memcpy(y, &b, sizeof b);
-  std::memcpy(z, &c, sizeof c);
-  for (int i = 0; i < 2; ++i) z[i] = _mm256_fmadd_ps(x[i], y[i], z[i]);
-  std::memcpy(&c, z, sizeof c);
-  return c;
+  return fma(Lanes<float>(a), Lanes<float>(b), Lanes<float>(c)).vector();
 }
 inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
-  __m256d x[2], y[2], z[2];
-  std::memcpy(x, &a, sizeof a);
-  std::memcpy(y, &b, sizeof b);
-  std::memcpy(z, &c, sizeof c);
-  for (int i = 0; i < 2; ++i) z[i] = _mm256_fmadd_pd(x[i], y[i], z[i]);
-  std::memcpy(&c, z, sizeof c);
-  return c;
+  return fma(Lanes<double>(a), Lanes<double>(b), Lanes<double>(c)).vector();
 }
-#elif defined(__aarch64__)
-inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
-  float32x4_t x[4], y[4], z[4];
-  std::memcpy(x, &a, sizeof a);
-  std::memcpy(y, &b, sizeof b);
-  std::memcpy(z, &c, sizeof c);
-  for (int i = 0; i < 4; ++i) z[i] = vfmaq_f32(z[i], x[i], y[i]);
-  std::memcpy(&c, z, sizeof c);
-  return c;
-}
-inline Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
-  float64x2_t x[4], y[4], z[4];
-  std::memcpy(x, &a, sizeof a);
-  std::memcpy(y, &b, sizeof b);
-  std::memcpy(z, &c, sizeof c);
-  for (int i = 0; i < 4; ++i) z[i] = vfmaq_f64(z[i], x[i], y[i]);
-  std::memcpy(&c, z, sizeof c);
-  return c;
-}
-#else
-template <class V>
-inline V fma(V a, V b, V c) {
-  for (std::size_t i = 0; i < sizeof(V) / sizeof(c[0]); ++i) c[i] = std::fma(a[i], b[i], c[i]);
-  return c;
-}
-#endif
 
 /// The lanes of `v` as doubles, the lower ones first.
 inline void widen(Vec<float> v, Vec<double> (&to)[2]) {

@@ -143,6 +143,44 @@ TEMPLATE_TEST_CASE(
   CHECK(ops > 60);
 }
 
+namespace {
+
+/// As an application writes it.
+struct Written {
+  template <class T>
+  T operator()(T x, T y) const {
+    using math::where;
+    T total = x;
+    total += y, total *= x, total -= T(1), total /= T(3);
+    return where((x > T(0) && y > T(0)) || !(x != y), total, -total);
+  }
+};
+/// One that asks its number.
+struct Asking {
+  static constexpr bool lanes = false;
+  template <class T>
+  T operator()(T x) const {
+    return x > 0 ? x : 0;
+  }
+};
+struct OfFloat {
+  float operator()(float x) const { return x + 1; }
+};
+
+}  // namespace
+
+TEST_CASE("lanes: functors of applications get them, unless they are of plain numbers or say no",
+          "[one thread]") {
+  check_lanes<float>("written", Written{});
+  check_lanes<double>("written", Written{});
+  CHECK(sherd::detail::takes_lanes<Written, float, float, float>() == cpu::has_vectors);
+  CHECK(sherd::detail::takes_lanes<Written, BFloat16, BFloat16, BFloat16>() == cpu::has_vectors);
+  CHECK_FALSE(sherd::detail::takes_lanes<Written, std::int64_t, std::int64_t, std::int64_t>());
+  CHECK_FALSE(sherd::detail::takes_lanes<Written, float, double, float>());
+  CHECK_FALSE(sherd::detail::takes_lanes<Asking, float, float>());
+  CHECK_FALSE(sherd::detail::takes_lanes<OfFloat, float, float>());
+}
+
 TEST_CASE("lanes: 16-bit floats become f32 and back as one by one", "[one thread]") {
   const auto check = []<class T>(T) {
     for (std::uint32_t first = 0; first < 1u << 16; first += 16) {
