@@ -9,7 +9,7 @@
 namespace sherd::shard {
 namespace {
 
-bool is_factored(const nn::Parameter& p) { return p.shape().rank() > 1; }
+bool is_factored(const nn::Parameter& p) { return p.shape().rank() > 1 && p.numel() > 0; }
 
 double resolution_of(DType dtype) {
   switch (dtype) {

@@ -167,6 +167,20 @@ TEST_CASE("adafactor: a captured step goes on as an eager one") {
   }
 }
 
+TEST_CASE("adafactor: parameters without elements change nothing of the others") {
+  const auto stepped = [](const std::vector<Shape>& shapes) {
+    std::vector<nn::Parameter> all{nn::Parameter(numbers({6, 5}, f32))};
+    for (const Shape& shape : shapes) all.emplace_back(zeros(shape));
+    shard::Adafactor optimizer(all);
+    for (int step = 0; step < 3; ++step) {
+      for (nn::Parameter& p : all) p.set_grad(p.numel() > 0 ? numbers({6, 5}, f32, 7) : zeros(p.shape()));
+      optimizer.step();
+    }
+    return all[0].data();
+  };
+  CHECK(same_bits(stepped({{0, 2}, {2, 0}, {0}, {3, 0, 2}}), stepped({})));
+}
+
 TEST_CASE("adafactor: what it cannot step, and options and states that do not fit, are refused in one line") {
   nn::Parameter p(ones({4, 3}));
   CHECK(
