@@ -42,17 +42,17 @@ __global__ void __launch_bounds__(threads_per_block)
   atomicMax(reinterpret_cast<unsigned long long*>(largest), std::bit_cast<unsigned long long>(value));
 }
 
-constexpr int per_lane = 32;  // elements of a piece that a lane holds
+constexpr int per_lane = 32;  // elements of a piece that a lane holds; a bit of `add_some` each
 constexpr std::int64_t piece = per_lane * warp_size;
 
 /// Elements [i, i + V) of `data`, those from `end` on as 0.
 template <int V, class T>
-__device__ Packed<V, T> load_until(const T* data, std::int64_t i, std::int64_t end, bool aligned) {
-  if (aligned && i + V <= end) return load_pack<V>(data + i);
+__device__ Raw<V, T> load_until(const T* data, std::int64_t i, std::int64_t end, bool aligned) {
+  if (aligned && i + V <= end) return Raw<V, T>::load(data + i);
   Packed<V, T> pack{};
   for (int j = 0; j < V; ++j)
     if (i + j < end) pack.at[j] = data[i + j];
-  return pack;
+  return std::bit_cast<Raw<V, T>>(pack);
 }
 
 /// The sum of the squares of a warp's pieces, which goes to `add` when their largest magnitudes are no longer
@@ -64,15 +64,18 @@ class WarpSquares {
 
   /// Of [begin, end), a piece at most.
   __device__ void add_piece(const T* data, std::int64_t begin, std::int64_t end, bool aligned) {
-    Packed<V, T> packs[per_lane / V];
+    Raw<V, T> packs[per_lane / V];
 #pragma unroll
     for (int k = 0; k < per_lane / V; ++k)
       packs[k] = load_until<V>(data, begin + (k * warp_size + lane()) * V, end, aligned);
     const auto each = [&](const auto& body) {
 #pragma unroll
-      for (int k = 0; k < per_lane / V; ++k)
+      for (int k = 0; k < per_lane / V; ++k) {
+        C wide[V];
+        packs[k].widen_to(wide);
 #pragma unroll
-        for (int j = 0; j < V; ++j) body(std::fabs(widen(packs[k].at[j])));
+        for (int j = 0; j < V; ++j) body(std::fabs(wide[j]));
+      }
     };
     unsigned top = 0, bottom = ~0u;  // bits order as magnitudes do; of 0, less 1, they are above all
     each([&](C x) {
@@ -84,7 +87,7 @@ class WarpSquares {
       top = max(top, __shfl_xor_sync(whole_warp, top, step));
     const C largest = std::bit_cast<C>(top);
     if (largest == 0) return;
-    if (!std::isfinite(largest)) return add_below(data, begin, end, std::numeric_limits<C>::quiet_NaN());
+    if (!std::isfinite(largest)) return add_some(data, begin, end, ~0u);
     lie_on_grid_of(static_cast<double>(largest));
     double above = 0, below = 0;
     each([&](C x) {
@@ -98,7 +101,14 @@ class WarpSquares {
         above = __fma_rn(wide, wide, above);
       }
     });
-    if (bottom < std::bit_cast<unsigned>(least_) - 1) add_below(data, begin, end, least_);
+    if (bottom < std::bit_cast<unsigned>(least_) - 1) {
+      unsigned smaller = 0, bit = 1;
+      each([&](C x) {
+        if (x < least_ && x > 0) smaller |= bit;
+        bit <<= 1;
+      });
+      add_some(data, begin, end, smaller);
+    }
     above_ += static_cast<long long>(above * grid_.to_high);
     if (Grid::split) below_ += static_cast<long long>(below * grid_.to_low);
     ++pieces_;
@@ -127,15 +137,14 @@ class WarpSquares {
     grid_ = Grid::of(largest);
     least_ = static_cast<C>(grid_.least);
   }
-  /// Those below `least`, or all where that is NaN. One by one, and read again: unrolled, and of packs, it
+  /// Those of this lane that have a bit in `which`. One by one, and read again: unrolled, and of packs, it
   /// would be nearly all of the kernel's code.
-  __device__ void add_below(const T* data, std::int64_t begin, std::int64_t end, C least) {
+  __device__ void add_some(const T* data, std::int64_t begin, std::int64_t end, unsigned which) {
 #pragma unroll 1
-    for (int n = 0; n < per_lane; ++n) {
+    for (; which != 0; which &= which - 1) {
+      const int n = __ffs(static_cast<int>(which)) - 1;
       const std::int64_t i = begin + (n / V * warp_size + lane()) * V + n % V;
-      if (i >= end) continue;
-      const C x = std::fabs(widen(data[i]));
-      if (!(x >= least)) add_square(static_cast<double>(x), add_);
+      if (i < end) add_square(static_cast<double>(static_cast<C>(data[i])), add_);
     }
   }
 
@@ -146,8 +155,10 @@ class WarpSquares {
   long long above_ = 0, below_ = 0;
 };
 
+constexpr int blocks_of_short = 4;  // on a processor, of elements of 16 bits
+
 template <class T>
-__global__ void __launch_bounds__(threads_per_block)
+__global__ void __launch_bounds__(threads_per_block, sizeof(T) == 2 ? blocks_of_short : 1)
     square_sums(const __grid_constant__ ValueList list, unsigned long long* limbs) {
   __shared__ unsigned long long sums[ExactSquares::limbs];
   for (int i = threadIdx.x; i < ExactSquares::limbs; i += threads_per_block) sums[i] = 0;
@@ -155,23 +166,27 @@ __global__ void __launch_bounds__(threads_per_block)
   const auto add = [&](int limb, std::uint64_t value) {
     atomicAdd(sums + limb, static_cast<unsigned long long>(value));
   };
-  [[maybe_unused]] WarpSquares<std::conditional_t<std::is_same_v<T, double>, float, T>, decltype(add)>
-      squares(add);
-  for (std::int64_t chunk = blockIdx.x; chunk < list.first_chunk[list.count]; chunk += gridDim.x) {
-    const int which = list.of_chunk(chunk);
-    const T* data = static_cast<const T*>(list.data[which]);
-    const std::int64_t begin = (chunk - list.first_chunk[which]) * ValueList::chunk;
-    const std::int64_t end = min(begin + ValueList::chunk, list.n[which]);
-    if constexpr (std::is_same_v<T, double>) {
+  const auto for_chunks = [&](const auto& body) {  // with the elements [begin, end) of one stretch
+    for (std::int64_t chunk = blockIdx.x; chunk < list.first_chunk[list.count]; chunk += gridDim.x) {
+      const int which = list.of_chunk(chunk);
+      const std::int64_t begin = (chunk - list.first_chunk[which]) * ValueList::chunk;
+      body(static_cast<const T*>(list.data[which]), begin, min(begin + ValueList::chunk, list.n[which]));
+    }
+  };
+  if constexpr (std::is_same_v<T, double>) {
+    for_chunks([&](const T* data, std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin + threadIdx.x; i < end; i += threads_per_block) add_square(data[i], add);
-    } else {
+    });
+  } else {
+    WarpSquares<T, decltype(add)> squares(add);
+    for_chunks([&](const T* data, std::int64_t begin, std::int64_t end) {
       const bool aligned = reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
       for (std::int64_t i = begin + threadIdx.x / warp_size * piece; i < end;
            i += threads_per_block / warp_size * piece)
         squares.add_piece(data, i, min(i + piece, end), aligned);
-    }
+    });
+    squares.finish();
   }
-  squares.finish();
   __syncthreads();
   for (int i = threadIdx.x; i < ExactSquares::limbs; i += threads_per_block)
     if (sums[i] != 0) atomicAdd(limbs + i, sums[i]);
@@ -206,8 +221,9 @@ void launch_largest_magnitude(const ValueList& list, double* largest, cudaStream
 }
 
 void launch_square_sums(const ValueList& list, std::int64_t* limbs, cudaStream_t stream) {
-  constexpr unsigned most_blocks = 1056;  // each adds its limbs once; 8 on each of 132 processors
   launch(list, [&]<class T>(unsigned blocks) {
+    // Each adds its limbs once; some on each of 132 processors, of 16 bits as many as there is room for.
+    constexpr unsigned most_blocks = 132 * (sizeof(T) == 2 ? blocks_of_short : 8);
     square_sums<T><<<std::min(blocks, most_blocks), threads_per_block, 0, stream>>>(
         list, reinterpret_cast<unsigned long long*>(limbs));
   });
