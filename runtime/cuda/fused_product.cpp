@@ -29,7 +29,7 @@ void fused_product(const ops::FusedProduct& op, Inputs in, Outputs out) {
   const Device device = out[0].device();
   const Factors factors = factors_of(*of.product, in.first(of.operands), of.of_result().second.shape);
   const ProductShape& shape = factors.shape;
-  if (!SmallProduct::fits(shape.m, shape.n, shape.k, shape.batch)) {
+  if (!SmallProduct::fits(in[0].dtype(), shape.m, shape.n, shape.k, shape.batch)) {
     const bool at_once =
         ops::is_relu(*of.region) && is_dense_and_aligned(out[0]) && multiply_with_relu(factors, out[0]);
     return at_once ? void() : op.run(in, out);
@@ -54,11 +54,12 @@ void fused_product(const ops::FusedProduct& op, Inputs in, Outputs out) {
 /// Of matrices, not of batches of them, for which there is `SmallProduct`.
 bool is_small(const AnyOp& product, SpecSpan in) {
   const Shape &a = in[0].shape, &b = in[1].shape;
+  const DType dtype = in[0].dtype;
   if (b.rank() != 2) return false;
   if (&product.kernels() == &kernel_row<ops::Linear>())
-    return SmallProduct::fits(a.numel() / std::max<std::int64_t>(1, b[1]), b[0], b[1], 1);
+    return SmallProduct::fits(dtype, a.numel() / std::max<std::int64_t>(1, b[1]), b[0], b[1], 1);
   const auto& op = *static_cast<const ops::MatMul*>(product.value());
-  return a.rank() == 2 && SmallProduct::fits(a[op.transpose_a ? 1 : 0], b[op.transpose_b ? 0 : 1],
+  return a.rank() == 2 && SmallProduct::fits(dtype, a[op.transpose_a ? 1 : 0], b[op.transpose_b ? 0 : 1],
                                              a[op.transpose_a ? 0 : 1], 1);
 }
 

@@ -94,7 +94,7 @@ void multiply(const Factors& factors, const Tensor& c) {
   const Addends& add = factors.add;
   ProductShape s = factors.shape;
   DeviceState& state = state_of(c.device());
-  if (SmallProduct::fits(s.m, s.n, s.k, s.batch)) {
+  if (SmallProduct::fits(c.dtype(), s.m, s.n, s.k, s.batch)) {
     launch_small_product({c.dtype(), small_factors(factors), s.batch, c.raw(), state.stream()});
     return check_launch("matmul");
   }
@@ -115,7 +115,8 @@ void multiply(const Factors& factors, const Tensor& c) {
 
 bool multiply_with_relu(const Factors& factors, const Tensor& c) {
   ProductShape s = factors.shape;
-  if (SmallProduct::fits(s.m, s.n, s.k, s.batch) || s.k == 0 || s.batch > most_matrices) return false;
+  if (SmallProduct::fits(c.dtype(), s.m, s.n, s.k, s.batch) || s.k == 0 || s.batch > most_matrices)
+    return false;
   s = whole_shape(factors, c);
   if (s.bias != factors.add.bias.defined() || s.residual != factors.add.residual.defined()) return false;
   s.relu = true;

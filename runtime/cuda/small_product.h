@@ -15,11 +15,12 @@ struct SmallProduct {
   void* result = nullptr;
   cudaStream_t stream = nullptr;
 
-  /// Whether this kernel is the faster one.
-  static bool fits(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t batch) {
-    constexpr std::int64_t most = 1 << 16;  // multiplications
+  /// Whether this kernel is the faster one: of other floats than f32 tensor cores make more.
+  static bool fits(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t batch) {
+    constexpr std::int64_t most = 1 << 16;                                   // results
+    const std::int64_t most_work = dtype == DType::f32 ? 1 << 20 : 1 << 16;  // multiplications
     return k > 0 && m <= most && n <= most && k <= 256 && batch <= 64 && m * n <= most &&
-           m * n * k * batch <= most;
+           m * n * k * batch <= most_work;
   }
 };
 void launch_small_product(const SmallProduct& call);
