@@ -118,28 +118,43 @@ void take_picks(const ops::Take& op, Inputs in, Outputs out) {
   check_launch(op.name);
 }
 
-void replace(const ops::PutAt& op, const Tensor& index, const Tensor& given, const Tensor& y) {
+/// What `y` is made of before something is put there: `base`, which may be itself, or zeros.
+void begin_with(const Tensor& base, const Tensor& y) {
+  if (!base.defined())
+    zero_(y);
+  else if (!base.is(y))
+    copy_(y, base);
+}
+
+void replace(const ops::PutAt& op, const Tensor& base, const Tensor& index, const Tensor& given,
+             const Tensor& y) {
   const bool slices = op.of == ops::Of::slices, one = ops::is_one(given);
   const Tensor values = one ? given : contiguous(given);
   const std::int64_t size = size_of(y.dtype());
   const std::int64_t unit = one ? 1 : unit_of(op, y.shape(), size, values.raw(), y.raw());
   const Picks picks(op, y.shape(), index.shape(), unit);
   ReplaceCall call{positions(op, index), picks.all, size * unit, slices, one, values.raw(), y.raw()};
-  Tensor last;
-  const bool repeats = !op.distinct && !one && picks.of_line > 1;
+  const bool repeats = !op.distinct && !one && picks.of_line > 1,
+             by_lines = repeats && last_by_lines(op, picks);
+  if (repeats && !by_lines && !slices && size <= 4 && picks.all.count >= y.numel() / 4) {
+    check_count(op, picks.all.count, y.numel());
+    const Tensor below = base.defined() ? contiguous(base) : Tensor(),
+                 packed = empty(Shape{y.numel()}, {DType::i64, y.device()});
+    check_cuda(cudaMemsetAsync(packed.raw(), 0, static_cast<std::size_t>(packed.spec().bytes()), call.stream),
+               op.call);
+    return launch_replace_packed(
+        {call, y.numel(), raw_or_null(below), reinterpret_cast<unsigned long long*>(packed.raw())});
+  }
+  begin_with(base, y);
   constexpr std::int64_t short_call = 1 << 18;  // picks; of more, other launches are a small part
   if (repeats && slices && picks.all.count <= short_call && picks.all.columns < std::int64_t{1} << 31)
     call.few = FewPositions::of(picks.of_line, picks.all.columns);
   if (call.few.count > 0) return launch_replace(call);
-  if (repeats && last_by_lines(op, picks)) {
+  Tensor last;
+  if (by_lines) {
     check_count(op, picks.of_line, picks.all.columns);
     call.lines = picks.lines;
     call.line_picks = picks.of_line;
-  } else if (repeats && !slices && size <= 4 && picks.all.count >= y.numel() / 4) {
-    check_count(op, picks.all.count, y.numel());
-    const Tensor packed = zeros(Shape{y.numel()}, {DType::i64, y.device()});
-    launch_replace_packed({call, y.numel(), reinterpret_cast<unsigned long long*>(packed.raw())});
-    return;
   } else if (repeats) {
     last = last_picks(op, picks, y.numel(), index);
     call.last = reinterpret_cast<const int*>(last.raw());
@@ -187,21 +202,34 @@ void add(const ops::PutAt& op, const Tensor& given_base, const Tensor& index, co
 /// Puts into `y`, which is dense, beside what `base` has, or zeros; that may be y itself.
 void put_into(const ops::PutAt& op, const Tensor& base, const Tensor& index, const Tensor& values,
               const Tensor& y) {
-  if (op.put == Put::add && values.numel() > 0) {
-    add(op, base, index, values, y);
-  } else {
-    if (!base.defined())
-      zero_(y);
-    else if (!base.is(y))
-      copy_(y, base);
-    if (values.numel() > 0) replace(op, index, values, y);
-  }
+  if (values.numel() == 0)
+    begin_with(base, y);
+  else
+    op.put == Put::add ? add(op, base, index, values, y) : replace(op, base, index, values, y);
   check_launch(op.name);
 }
 
 void put_picks(const ops::PutAt& op, Inputs in, Outputs out) {
   const Tensor y = alias(out[0], out[0].layout());
   put_into(op, in[0], in[1], in[2], y);
+}
+
+void put_grad(const ops::PutAtGrad& op, Inputs in, Outputs out) {
+  const Tensor &gy = in[0], &index = in[1];
+  const Picks picks(op, gy.shape(), index.shape());
+  const bool at_once = op.of == ops::Of::elements && !op.distinct && picks.of_line > 1 &&
+                       out[1].numel() > 0 && !last_by_lines(op, picks);
+  if (!at_once) {
+    const Tensor zero = Tensor::scalar(0, {gy.dtype(), gy.device()});
+    put_into({op, Put::replace, gy.shape()}, gy, index, expand(zero, out[1].shape()),
+             alias(out[0], out[0].layout()));
+    return take_picks({op, !op.distinct}, in, out.subspan(1));
+  }
+  const Tensor last = last_picks(op, picks, gy.numel(), index);
+  zero_(alias(out[1], out[1].layout()));
+  launch_split_last({gy.numel(), size_of(gy.dtype()), reinterpret_cast<const int*>(last.raw()), gy.raw(),
+                     out[0].raw(), out[1].raw(), stream_of(gy.device())});
+  check_launch(op.name);
 }
 
 void put_picks_in_place(const ops::PutAtInPlace& op, Inputs in, Outputs out) {
@@ -231,6 +259,7 @@ void add_picking() {
   add_kernel<element_numbers>(DeviceType::cuda);
   add_kernel<take_picks>(DeviceType::cuda);
   add_kernel<put_picks>(DeviceType::cuda);
+  add_kernel<put_grad>(DeviceType::cuda);
   add_kernel<put_picks_in_place>(DeviceType::cuda);
 }
 

@@ -182,10 +182,32 @@ __global__ void __launch_bounds__(threads_per_block) take_last(const TakeLastCal
   }
 }
 
+template <class Bits>
+__global__ void __launch_bounds__(threads_per_block) split_last(const SplitLastCall c) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * (at_once * threads_per_block);
+  const Bits* gy = static_cast<const Bits*>(c.gy);
+  wait_for_earlier();
+  for (std::int64_t first =
+           static_cast<std::int64_t>(blockIdx.x) * (at_once * threads_per_block) + threadIdx.x;
+       first < c.numel; first += step) {
+    int pick[at_once];
+    Bits g[at_once];
+    for_some(first, c.numel, [&](std::int64_t i, int k) {
+      pick[k] = c.last[i];
+      g[k] = gy[i];
+    });
+    for_some(first, c.numel, [&](std::int64_t i, int k) {
+      if (pick[k] >= 0) static_cast<Bits*>(c.gvalues)[pick[k]] = g[k];
+      static_cast<Bits*>(c.gx)[i] = pick[k] >= 0 ? Bits{} : g[k];
+    });
+  }
+}
+
 /// The number of a pick, from 1 on, above its value.
 template <class Bits, class N>
 __global__ void __launch_bounds__(threads_per_block) pack_last(const ReplacePackedCall c) {
   const N count = static_cast<N>(c.call.picks.count), step = static_cast<N>(gridDim.x) * threads_per_block;
+  wait_for_earlier();
   for (N i = static_cast<N>(blockIdx.x) * threads_per_block + threadIdx.x; i < count; i += step) {
     const PickPlace p = place_of(c.call.picks, i);
     const std::int64_t at = c.call.index[p.index];
@@ -199,11 +221,15 @@ __global__ void __launch_bounds__(threads_per_block) pack_last(const ReplacePack
 
 template <class Bits>
 __global__ void __launch_bounds__(threads_per_block) unpack_last(const ReplacePackedCall c) {
+  wait_for_earlier();
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * threads_per_block;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * threads_per_block + threadIdx.x; i < c.numel;
        i += step) {
     const unsigned long long found = c.packed[i];
-    if (found != 0) static_cast<Bits*>(c.call.y)[i] = static_cast<Bits>(found);
+    if (found != 0)
+      static_cast<Bits*>(c.call.y)[i] = static_cast<Bits>(found);
+    else if (c.base != c.call.y)
+      static_cast<Bits*>(c.call.y)[i] = c.base != nullptr ? static_cast<const Bits*>(c.base)[i] : Bits{};
   }
 }
 
@@ -284,6 +310,12 @@ void launch_take_last(const TakeLastCall& c) {
   });
 }
 
+void launch_split_last(const SplitLastCall& c) {
+  for_bytes(c.bytes, [&]<class Bits>() {
+    launch_early(split_last<Bits>, blocks_for(blocks_of(c.numel, at_once)), threads_per_block, c.stream, c);
+  });
+}
+
 void launch_replace(const ReplaceCall& c) {
   if (c.few.count > 0)
     return for_bytes(c.bytes, [&]<class Bits>() {
@@ -302,9 +334,9 @@ void launch_replace(const ReplaceCall& c) {
 void launch_replace_packed(const ReplacePackedCall& c) {
   const auto put = [&]<class Bits>() {
     for_numbers_of(c.call.picks.count, [&]<class N>() {
-      pack_last<Bits, N><<<blocks_for(c.call.picks.count), threads_per_block, 0, c.call.stream>>>(c);
+      launch_early(pack_last<Bits, N>, blocks_for(c.call.picks.count), threads_per_block, c.call.stream, c);
     });
-    unpack_last<Bits><<<blocks_for(c.numel), threads_per_block, 0, c.call.stream>>>(c);
+    launch_early(unpack_last<Bits>, blocks_for(c.numel), threads_per_block, c.call.stream, c);
   };
   switch (c.call.bytes) {
     case 1:

@@ -96,7 +96,8 @@ struct ReplaceCall : PositionsCall {
 /// of y, all 0 before: one scattered pass instead of three.
 struct ReplacePackedCall {
   ReplaceCall call;
-  std::int64_t numel = 0;  ///< of y
+  std::int64_t numel = 0;      ///< of y
+  const void* base = nullptr;  ///< what y has elsewhere, null for zeros; its own is left
   unsigned long long* packed = nullptr;
 };
 void launch_replace_packed(const ReplacePackedCall& call);
@@ -123,6 +124,17 @@ struct FindLastCall : PositionsCall {
   int* last = nullptr;
 };
 void launch_find_last(const FindLastCall& call);
+
+/// gx = gy, and gvalues at i the element of gy whose last pick i is, which is 0 in gx; `gvalues` are zeros
+/// before.
+struct SplitLastCall {
+  std::int64_t numel = 0, bytes = 4;
+  const int* last = nullptr;
+  const void* gy = nullptr;
+  void *gx = nullptr, *gvalues = nullptr;
+  cudaStream_t stream = nullptr;
+};
+void launch_split_last(const SplitLastCall& call);
 
 /// y at pick i += values[i], in order of i, in a tree that depends on the sizes and on the index alone, or in
 /// whole numbers.

@@ -56,7 +56,7 @@ namespace sherd::ops {
 using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger, RandomOrder>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice, Diagonal>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, Cat, ElementNumbers,
-                         Places, FillWhere, Take, PutAt, PutAtInPlace, TopK, Flip, Roll, Triangle>;
+                         Places, FillWhere, Take, PutAt, PutAtGrad, PutAtInPlace, TopK, Flip, Roll, Triangle>;
 using ReductionOps = OpList<Sum, PowerSum, Norm, Variance, VarianceGrad, Spread, LogSumExp, Prod, ProdGrad,
                             Extreme, ArgMax, Recurrence, RunningProduct, Multinomial, ManyDraws, MaxPool2d,
                             MaxPool2dGrad, AvgPool2d, AvgPool2dGrad, Interpolate, InterpolateGrad>;

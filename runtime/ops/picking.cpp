@@ -1,5 +1,7 @@
 #include "runtime/ops/picking.h"
 
+#include <array>
+
 #include "runtime/apply.h"
 #include "runtime/given.h"
 #include "runtime/ops.h"
@@ -81,6 +83,21 @@ Specs PutAt::infer(SpecSpan in) const {
   return {{shape, values.dtype, values.device}};
 }
 
+namespace {
+
+/// Zeros where something was put.
+Tensor below_gradient(const PutAtGrad& of, const Tensor& gy, const Tensor& index) {
+  const Tensor zero = Tensor::scalar(0, {gy.dtype(), gy.device()});
+  return put_into({of, Put::replace, gy.shape()}, gy, index,
+                  expand(zero, of.picked(gy.shape(), index.spec())));
+}
+/// Of equal positions the last one's value is there, and it alone has a gradient.
+Tensor values_gradient(const PutAtGrad& of, const Tensor& gy, const Tensor& index) {
+  return apply(Take{of, !of.distinct}, gy, index);
+}
+
+}  // namespace
+
 Tensors PutAt::grad(const GradArgs& args) const {
   const Tensor &gy = args.gy[0], &index = args.inputs[1];
   Tensors grads(3);
@@ -89,12 +106,23 @@ Tensors PutAt::grad(const GradArgs& args) const {
     if (args.need(2)) grads[2] = apply(Take{*this}, gy, index);
     return grads;
   }
-  const Tensor zero = Tensor::scalar(0, {gy.dtype(), gy.device()});
-  if (args.need(0)) grads[0] = put_into(*this, gy, index, expand(zero, args.specs[2].shape));
-  if (!args.need(2)) return grads;
-  // Of equal positions the last one's value is there, and it alone has a gradient.
-  grads[2] = apply(Take{*this, !distinct}, gy, index);
+  const PutAtGrad both{*this};
+  if (args.need(0) && args.need(2) && !args.create_graph &&
+      kernel_row<PutAtGrad>().on(gy.device().type) != nullptr) {
+    const Tensors found = apply_many(both, std::array{gy, index});
+    return {found[0], {}, found[1]};
+  }
+  if (args.need(0)) grads[0] = below_gradient(both, gy, index);
+  if (args.need(2)) grads[2] = values_gradient(both, gy, index);
   return grads;
+}
+
+Specs PutAtGrad::infer(SpecSpan in) const {
+  return {in[0], {picked(in[0].shape, in[1]), in[0].dtype, in[0].device}};
+}
+
+Tensors PutAtGrad::reference(Inputs in) const {
+  return {below_gradient(*this, in[0], in[1]), values_gradient(*this, in[0], in[1])};
 }
 
 Specs PutAtInPlace::infer(SpecSpan in) const {

@@ -73,6 +73,19 @@ struct PutAt : Picking {
   bool operator==(const PutAt&) const = default;
 };
 
+/// Both gradients of a `PutAt` that replaces, for devices that have a kernel for them at once. Inputs: the
+/// gradient of what it gave, and the positions. Outputs: the gradients of input 0 and of the values.
+struct PutAtGrad : Picking {
+  static constexpr std::string_view name = "put_at_grad";
+  static constexpr Arity arity = 2;
+  static constexpr Mask dense = 0b11;
+  static constexpr bool differentiable = false;
+
+  Specs infer(SpecSpan in) const;
+  Tensors reference(Inputs in) const;
+  bool operator==(const PutAtGrad&) const = default;
+};
+
 /// The form that writes input 0, whose shape is `shape`.
 struct PutAtInPlace : PutAt {
   static constexpr std::string_view name = "put_at_";

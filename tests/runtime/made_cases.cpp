@@ -12,6 +12,7 @@
 #include "runtime/ops/huber.h"
 #include "runtime/ops/loss_total.h"
 #include "runtime/ops/patches.h"
+#include "runtime/ops/picking.h"
 #include "runtime/ops/pool2d.h"
 #include "runtime/ops/prod.h"
 #include "runtime/ops/recurrence.h"
@@ -104,6 +105,19 @@ void indexing_cases(const Add& put) {
   put("scatter_add", {block, index_input({3, 6, 4}, {7, 30, 40}, 4), {{3, 6, 4}, {7, 30, 40}}},
       three([](const Tensor& x, const Tensor& i, const Tensor& v) { return scatter_add(x, 1, i, v); }),
       {.dtypes = number_dtypes, .sixteen = Bits::rounded});
+  const auto put_gradients = [&](const std::string& name, int axis, Input x, Input at) {
+    const ops::PutAtGrad op{{ops::Of::elements, axis}};
+    put(name, {std::move(x), std::move(at)}, Call([=](std::span<const Tensor> in) {
+          const Tensors found = apply_many(op, in);
+          return std::vector<Tensor>(found.begin(), found.end());
+        }),
+        {.gradients = false});
+  };
+  put_gradients("gradients of elements put into a line", 0, {{9}, {40003}}, index_input({5}, {50021}, 9));
+  put_gradients("gradients of elements put along the first axis", 0, block,
+                index_input({9, 2, 5}, {40, 200, 41}, 3));
+  put_gradients("gradients of elements put along the last axis", 2, block,
+                index_input({3, 4, 9}, {7, 300, 41}, 5));
   put("one_hot", {index_input({2, 3}, {30, 40}, 6)}, one([](const Tensor& i) { return one_hot(i, 6); }),
       {.gradients = false});
 }
