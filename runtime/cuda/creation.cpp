@@ -100,6 +100,16 @@ void random_order_kernel(const void* erased, Inputs in, Outputs out) {
   check_launch(op.name);
 }
 
+void bernoulli_kernel(const void* erased, Inputs in, Outputs out) {
+  const auto& op = *static_cast<const ops::Bernoulli*>(erased);
+  const Tensor& p = in[0];
+  if (p.numel() == 0) return;
+  if (p.dtype() == DType::f64) return sherd::detail::adopt_reference(op.name, op.reference(in), out);
+  launch_bernoulli(p.dtype(), device_key(op.key), uniform_range(DType::f32, 0, 1), p.raw(), out[0].raw(),
+                   p.numel(), stream_of(p.device()));
+  check_launch(op.name);
+}
+
 void dropout_kernel(const void* erased, Inputs in, Outputs out) {
   const auto& op = *static_cast<const ops::Dropout*>(erased);
   if (out[0].numel() == 0) return;
@@ -119,6 +129,7 @@ void add_creation() {
   kernel_row<ops::Normal>().set(DeviceType::cuda, normal_kernel);
   kernel_row<ops::RandomInteger>().set(DeviceType::cuda, integer_kernel);
   kernel_row<ops::RandomOrder>().set(DeviceType::cuda, random_order_kernel);
+  kernel_row<ops::Bernoulli>().set(DeviceType::cuda, bernoulli_kernel);
   kernel_row<ops::Dropout>().set(DeviceType::cuda, dropout_kernel);
 }
 

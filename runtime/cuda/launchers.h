@@ -38,6 +38,9 @@ void launch_normal(DeviceKey key, float mean, float deviation, DType dtype, void
 /// Integers in [low, low + range).
 void launch_integers(DeviceKey key, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n,
                      cudaStream_t stream);
+/// 1 where the number in `range` is below p, else 0; floating dtypes but f64.
+void launch_bernoulli(DType dtype, DeviceKey key, UniformRange range, const void* p, void* out,
+                      std::int64_t n, cudaStream_t stream);
 /// x scale where the word is at least `threshold`, else 0; floating dtypes.
 void launch_dropout(DType dtype, DeviceKey key, std::uint32_t threshold, double scale, const void* x,
                     void* out, std::int64_t n, cudaStream_t stream);

@@ -110,6 +110,30 @@ __global__ void __launch_bounds__(threads_per_block)
   }
 }
 
+/// The four elements from `i` on, those from `n` on as 0.
+template <class T>
+__device__ Packed<4, T> load_four(const T* x, std::int64_t i, std::int64_t n) {
+  if (at_once(x, i, n)) return load_pack<4>(x + i);
+  Packed<4, T> four{};
+  for (int j = 0; j < 4 && i + j < n; ++j) four.at[j] = x[i + j];
+  return four;
+}
+
+template <class T>
+struct BernoulliFill {
+  UniformRange range;
+  const T* p;
+  T* out;
+  std::int64_t n;
+  __device__ void operator()(std::int64_t i, PhiloxWords words) const {
+    Packed<4, T> four = load_four(p, i, n);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      four.at[j] = narrow<T>(range(uniform_from(words[j])) < widen(four.at[j]) ? 1.f : 0.f);
+    store_four(out, i, n, four);
+  }
+};
+
 template <class T>
 struct Dropped {
   std::uint32_t threshold;
@@ -119,11 +143,7 @@ struct Dropped {
   std::int64_t n;
   __device__ void operator()(std::int64_t i, PhiloxWords words) const {
     using C = compute_t<T>;
-    Packed<4, T> four{};
-    if (at_once(x, i, n))
-      four = load_pack<4>(x + i);
-    else
-      for (int j = 0; j < 4 && i + j < n; ++j) four.at[j] = x[i + j];
+    Packed<4, T> four = load_four(x, i, n);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       four.at[j] = narrow<T>(words[j] < threshold ? C(0) : widen(four.at[j]) * scale);
@@ -172,6 +192,13 @@ void launch_normal(DeviceKey at, float mean, float deviation, DType dtype, void*
 void launch_integers(DeviceKey at, std::int64_t low, std::uint64_t range, std::int64_t* out, std::int64_t n,
                      cudaStream_t stream) {
   fill_integers<<<blocks_for((n + 3) / 4), threads_per_block, 0, stream>>>(at, low, range, out, n);
+}
+void launch_bernoulli(DType dtype, DeviceKey at, UniformRange range, const void* p, void* out, std::int64_t n,
+                      cudaStream_t stream) {
+  for_small_floats(dtype, [&]<class T>() {
+    launch_for_words(at, n, stream,
+                     BernoulliFill<T>{range, static_cast<const T*>(p), static_cast<T*>(out), n});
+  });
 }
 void launch_dropout(DType dtype, DeviceKey at, std::uint32_t threshold, double scale, const void* x,
                     void* out, std::int64_t n, cudaStream_t stream) {

@@ -179,6 +179,10 @@ Tensor randperm(std::int64_t count, TensorOptions options) {
 
 namespace {
 
+void check_floating_probabilities(DType dtype) {
+  check<DTypeError>(is_floating(dtype), "bernoulli: takes floating probabilities, got {}", name_of(dtype));
+}
+
 /// By address: what the host checks of its own memory is no read that a captured step would have to repeat.
 template <class T>
 void check_probabilities(const Tensor& p) {
@@ -192,12 +196,25 @@ void check_probabilities(const Tensor& p) {
 
 Tensor bernoulli(const Tensor& p) {
   detail::check_given("bernoulli", p);
-  check<DTypeError>(is_floating(p.dtype()), "bernoulli: takes floating probabilities, got {}",
-                    name_of(p.dtype()));
+  check_floating_probabilities(p.dtype());
   const Tensor wide = to(p.detach(), compute_dtype(p.dtype()));
   if (p.device().is_cpu() && wide.dtype() == DType::f64) check_probabilities<double>(contiguous(wide));
   if (p.device().is_cpu() && wide.dtype() == DType::f32) check_probabilities<float>(contiguous(wide));
-  return to(less(rand(p.shape(), {wide.dtype(), p.device()}), wide), p.dtype());
+  const ops::Bernoulli op{reserve(wide.spec())};
+  const Tensor given = p.detach();
+  // Without a kernel its ops are the caller's, whose last one writes what is returned.
+  return kernel_row<ops::Bernoulli>().on(p.device().type) != nullptr ? apply(op, given)
+                                                                     : op.reference(Inputs(&given, 1))[0];
+}
+
+Specs ops::Bernoulli::infer(SpecSpan in) const {
+  check_floating_probabilities(in[0].dtype);
+  return {in[0]};
+}
+
+Tensors ops::Bernoulli::reference(Inputs in) const {
+  const Tensor wide = to(in[0], compute_dtype(in[0].dtype()));
+  return {to(less(apply(Uniform{wide.spec(), key}), wide), in[0].dtype())};
 }
 
 Tensor rand(Shape shape, TensorOptions options, double low, double high) {

@@ -53,7 +53,7 @@
 
 namespace sherd::ops {
 
-using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger, RandomOrder>;
+using CreationOps = OpList<Full, Fill, Arange, Uniform, Normal, RandomInteger, RandomOrder, Bernoulli>;
 using ViewOps = OpList<ViewAs, Permute, Expand, Slice, Diagonal>;
 using MovingOps = OpList<Cast, Clone, Transfer, CopyInto, CopyEach, Unslice, WriteBox, Cat, ElementNumbers,
                          Places, FillWhere, Take, PutAt, PutAtGrad, PutAtInPlace, TopK, Flip, Roll, Triangle>;

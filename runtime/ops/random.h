@@ -80,4 +80,20 @@ struct RandomOrder {
   bool operator==(const RandomOrder&) const = default;
 };
 
+/// 1 with the probability that an element is, else 0.
+struct Bernoulli {
+  static constexpr std::string_view name = "bernoulli";
+  static constexpr Mask dense = 1;
+  static constexpr bool differentiable = false;
+  RandomKey key;
+
+  Specs infer(SpecSpan in) const;
+  Tensors reference(Inputs in) const;
+  void fields(auto&& on) const {
+    on("seed", key.seed);
+    on("offset", key.offset);
+  }
+  bool operator==(const Bernoulli&) const = default;
+};
+
 }  // namespace sherd::ops

@@ -27,6 +27,23 @@ TEST_CASE("cuda: casts equal the CPU's between all dtypes") {
     CHECK(distance_in_ulps(to(on_gpu(special), into), to(special, into)) == 0);
 }
 
+TEST_CASE("cuda: draws with probabilities are the CPU's, wherever those lie") {
+  if (no_gpu()) return;
+  for (DType dtype : {f64, f32, f16, bf16})
+    for (std::int64_t n : {0, 1, 3, 4, 1027, 100003}) {
+      INFO(name_of(dtype) << " " << n);
+      const Tensor p = Values(5)({n + 1, 2}, dtype, 0, 1);
+      for (const auto& [here, there] : {std::pair{p, on_gpu(p)},
+                                        {narrow(p, 0, 1, n), narrow(on_gpu(p), 0, 1, n)},
+                                        {transpose(p, 0, 1), transpose(on_gpu(p), 0, 1)}}) {
+        manual_seed(6);
+        const Tensor expected = bernoulli(here);
+        manual_seed(6);
+        CHECK(distance_in_ulps(bernoulli(there), expected) == 0);
+      }
+    }
+}
+
 TEST_CASE("cuda: copies keep values through layouts, views and devices") {
   if (no_gpu()) return;
   for (DType dtype : all_dtypes) {

@@ -449,6 +449,9 @@ const std::vector<Case>& cases() {
         two([](const Tensor& x, const Tensor& y) { return copy_(clone(x), y); }),
         {.more = {{{}, {}}, {{0}, {1}}}});
     put("fill_", {block}, one([](const Tensor& x) { return fill_(clone(x), 1); }), {.more = any});
+    put("bernoulli", {{{3, 4, 5}, {7, 300, 41}, Kind::number, 0, 0, 1}},
+        one([](const Tensor& x) { return apply(ops::Bernoulli{{7, 0}}, x); }),
+        {.dtypes = floating_dtypes, .gradients = false, .more = any});
     put("dropout", {block}, one([](const Tensor& x) { return dropout(x, 0.3); }),
         {.dtypes = floating_dtypes, .more = any});
 
