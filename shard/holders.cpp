@@ -41,6 +41,15 @@ std::int64_t key_of(std::string_view text) {
 /// Shards and replicas of holders, as all ranks know them.
 using Pair = std::pair<std::int64_t, std::int64_t>;
 
+/// What a rank announces of a name in place of the first of its holders.
+constexpr std::int64_t nobody_says = -1, all_hold = -2;
+
+/// What all ranks announced of names, by the names' keys.
+struct FirstsOfNames {
+  std::unordered_map<std::int64_t, std::set<std::int64_t>> groups{};  ///< by their first ranks
+  std::set<std::int64_t> held_by_all{};
+};
+
 /// Which ranks of all announced which holders.
 class Announced {
  public:
@@ -112,9 +121,10 @@ std::vector<Held> held_in(nn::Module& module) {
   return held;
 }
 
+/// A group of one rank is this one, which is among them.
 bool are_among(const Ranks& holders, const std::set<int>& all) {
   for (const Group& group : {holders.shard, holders.replicas})
-    if (group.defined() &&
+    if (group.defined() && group.size() > 1 &&
         !std::ranges::all_of(group.world_ranks(), [&](int rank) { return all.contains(rank); }))
       return false;
   return true;
@@ -122,6 +132,26 @@ bool are_among(const Ranks& holders, const std::set<int>& all) {
 
 int size_of(const Ranks& holders) {
   return RankOfGroup(holders.shard).ranks * RankOfGroup(holders.replicas).ranks;
+}
+
+/// A list of each rank of keys of names and what it says of them. Those who say nothing of a name that others
+/// limit are a group each.
+FirstsOfNames firsts_of(const std::vector<std::vector<std::int64_t>>& lists) {
+  FirstsOfNames all;
+  const auto for_all = [&](const auto& act) {
+    for (std::size_t rank = 0; rank < lists.size(); ++rank)
+      for (std::size_t i = 0; i + 1 < lists[rank].size(); i += 2)
+        act(static_cast<std::int64_t>(rank), lists[rank][i], lists[rank][i + 1]);
+  };
+  for_all([&](std::int64_t, std::int64_t name, std::int64_t said) {
+    if (said >= 0) all.groups[name].insert(said);
+    if (said == all_hold) all.held_by_all.insert(name);
+  });
+  for_all([&](std::int64_t rank, std::int64_t name, std::int64_t said) {
+    const auto found = all.groups.find(name);
+    if (said == nobody_says && found != all.groups.end()) found->second.insert(rank);
+  });
+  return all;
 }
 
 }  // namespace
@@ -161,21 +191,24 @@ NameGroups::NameGroups(std::string_view call, const std::function<std::vector<He
                        const Group& ranks)
     : rank_(RankOfGroup(ranks).rank), ranks_(RankOfGroup(ranks).ranks) {
   all_.is_first = rank_ == 0;
-  if (ranks_ == 1) return;
   const CallOptions options{.label = std::string(call)};
   std::vector<Held> held;
   together(ranks, call, [&] { held = list(); });
-  const std::set<int> all_ranks(ranks.world_ranks().begin(), ranks.world_ranks().end());
+  std::set<int> all_ranks;
+  if (ranks.defined()) all_ranks.insert(ranks.world_ranks().begin(), ranks.world_ranks().end());
   std::set<Pair> own;
   for (auto& [name, holders] : held) {
-    if (!holders || limited_.contains(name)) continue;
-    if (!are_among(*holders, all_ranks)) {
+    if (limited_.contains(name)) continue;
+    if (holders && !are_among(*holders, all_ranks)) {
       if (!beyond_) beyond_.emplace(name, *holders);
-    } else if (size_of(*holders) < ranks_) {
+    } else if (holders && size_of(*holders) < ranks_) {
       own.insert(pair_of(*holders));
       limited_[name] = {.holders = *holders, .words = words_of(*holders)};
+    } else {
+      said_.emplace(name, holders ? all_hold : nobody_says);
     }
   }
+  if (ranks_ == 1) return;
   std::vector<std::int64_t> numbers;
   for (const auto& [shards, replicas] : own) numbers.insert(numbers.end(), {shards, replicas});
   const auto announced = lists_of_all(ranks, numbers, options);
@@ -190,14 +223,30 @@ void NameGroups::number(const Announced& all, const Group& ranks, const CallOpti
     group.is_first = group.first == rank_;
     names.insert(names.end(), {key_of(name), group.first});
   }
-  std::unordered_map<std::int64_t, std::set<std::int64_t>> groups;  // of each name, by their first ranks
-  for (const auto& list : lists_of_all(ranks, names, options))
-    for (std::size_t i = 0; i + 1 < list.size(); i += 2) groups[list[i]].insert(list[i + 1]);
+  for (const auto& [name, said] : said_) names.insert(names.end(), {key_of(name), said});
+  const FirstsOfNames firsts = firsts_of(lists_of_all(ranks, names, options));
+  add_alone(firsts, ranks, options.label);
   for (auto& [name, group] : limited_) {
-    const std::set<std::int64_t>& of_name = groups.at(key_of(name));
+    const std::set<std::int64_t>& of_name = firsts.groups.at(key_of(name));
     group.groups = static_cast<int>(of_name.size());
     group.number = static_cast<int>(std::distance(of_name.begin(), of_name.find(group.first)));
   }
+}
+
+void NameGroups::add_alone(const FirstsOfNames& all, const Group& ranks, std::string_view call) {
+  together(ranks, call, [&] {
+    for (const auto& [name, said] : said_) {
+      if (!all.groups.contains(key_of(name))) continue;
+      check<ValueError>(said == nobody_says && !all.held_by_all.contains(key_of(name)),
+                        "{}: all {} ranks of the call hold '{}' together on some of them, on others fewer "
+                        "do; give it one group on all ranks, or each group's another name",
+                        call, ranks_, name);
+      limited_[name] = {
+          .is_first = true,
+          .first = rank_,
+          .words = fmt::format("rank {} alone", ranks.world_ranks()[static_cast<std::size_t>(rank_)])};
+    }
+  });
 }
 
 const GroupOfName& NameGroups::of(const std::string& name) const {

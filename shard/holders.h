@@ -31,18 +31,21 @@ struct GroupOfName {
 };
 
 class Announced;
+struct FirstsOfNames;
 
 /// A name and who holds what it stands for; none: nobody says, so all ranks do.
 using Held = std::pair<std::string, std::optional<Ranks>>;
 
 /// Of every parameter and saved buffer of a module. A buffer that no `DataParallel` has goes with the
-/// parameters of its module, or of the next one around it that has some.
+/// parameters of its module, or of the next one around it that has some. Where nobody says who holds a name
+/// that other ranks hold in groups, each such rank has a value of its own.
 class NameGroups {
  public:
   NameGroups() = default;
   /// Collective over `ranks`, whose calls have the name `call`; without ranks this one has all.
   NameGroups(std::string_view call, nn::Module& module, const Group& ranks);
-  /// The same of other names, which `list` gives; it may throw on some ranks, and then all do.
+  /// The same of other names, which `list` gives; it may throw on some ranks, and then all do. ValueError for
+  /// a name that all ranks hold together on some of them, and fewer on others.
   NameGroups(std::string_view call, const std::function<std::vector<Held>()>& list, const Group& ranks);
   /// The group of `name`; all ranks for a name that the module does not have.
   const GroupOfName& of(const std::string& name) const;
@@ -51,10 +54,12 @@ class NameGroups {
 
  private:
   void number(const Announced& all, const Group& ranks, const CallOptions& options);
+  void add_alone(const FirstsOfNames& all, const Group& ranks, std::string_view call);
 
   int rank_ = 0, ranks_ = 1;
   GroupOfName all_{};
   std::map<std::string, GroupOfName> limited_{};
+  std::map<std::string, std::int64_t> said_{};             ///< of the other names, who holds them
   std::optional<std::pair<std::string, Ranks>> beyond_{};  ///< a name that others hold too
 };
 

@@ -244,7 +244,13 @@ void SavedState::add_group(Run& run) const {
     refuse(folder_ / names_[run.part],
            fmt::format("tensor '{}' has the note '{}', which does not say of which group of ranks it is",
                        shown(run.entry->name), shown(text)));
-  if (last_end != end) run.saved_by = text.substr(static_cast<std::size_t>(last_end + 1 - at));
+  if (last_end == end) return;
+  run.saved_by = text.substr(static_cast<std::size_t>(last_end + 1 - at));
+  const auto [rank_end, no_rank] = std::from_chars(last_end + 1, end, run.first_rank);
+  if (no_rank == std::errc() && rank_end != end && *rank_end == ' ')
+    run.saved_by = text.substr(static_cast<std::size_t>(rank_end + 1 - at));
+  else
+    run.first_rank = -1;  // of a save that did not note it
 }
 
 namespace {
@@ -274,7 +280,8 @@ void SavedState::tie() {
   });
   for (std::size_t i = 0; i < runs_.size();) {
     const Run& first = runs_[i];
-    SavedTensor tensor{first.entry->name, first.shape, i, 0, first.group, first.groups, first.saved_by};
+    SavedTensor tensor{first.entry->name, first.shape,   i, 0, first.group, first.groups,
+                       first.first_rank,  first.saved_by};
     std::int64_t at = 0;
     for (; i < runs_.size() && runs_[i].entry->name == tensor.name && runs_[i].group == tensor.group;
          ++i, ++tensor.runs) {
@@ -353,17 +360,28 @@ void SavedState::read_whole(const SavedTensor& tensor, std::span<std::byte> into
   }
 }
 
+void SavedState::check_group(const SavedTensor& t, std::optional<int> group) const {
+  check<ValueError>(group && *group >= 0 && *group < t.groups,
+                    "checkpoint: '{}': '{}' is {} tensors, one of each group of ranks (the first of {}), "
+                    "and {}; name one group of 0 to {}",
+                    shown(path().string(), 300), shown(t.name), t.groups, shown(t.saved_by),
+                    group ? fmt::format("{} is the number of none", *group) : "one is written", t.groups - 1);
+}
+
 std::vector<TensorRecord> SavedState::records(std::optional<int> group) const {
   std::vector<TensorRecord> records;
+  const SavedTensor* chosen = nullptr;  // the first of several groups
   for (const SavedTensor& t : tensors_) {
     if (t.groups > 1) {
-      check<ValueError>(group && *group >= 0 && *group < t.groups,
-                        "checkpoint: '{}': '{}' is {} tensors, one of each group of ranks (the first of {}), "
-                        "and {}; name one group of 0 to {}",
-                        shown(path().string(), 300), shown(t.name), t.groups, shown(t.saved_by),
-                        group ? fmt::format("{} is the number of none", *group) : "one is written",
-                        t.groups - 1);
+      check_group(t, group);
       if (t.group != *group) continue;
+      if (chosen == nullptr) chosen = &t;
+      check<ValueError>(
+          t.first_rank == chosen->first_rank,
+          "checkpoint: '{}': group {} of '{}' is {} and of '{}' {}, and no model has both; load it "
+          "over as many ranks as saved it, and write what is wanted from there",
+          shown(path().string(), 300), *group, shown(chosen->name), shown(chosen->saved_by), shown(t.name),
+          shown(t.saved_by));
     }
     const Run& first = runs_[t.first_run];
     records.push_back({std::string(t.name),
@@ -453,7 +471,7 @@ void write_part(OutputFile& file, const PartOfState& part) {
     if (!is_whole) add_run_note(notes, t.name, share.begin, t.shape);
     if (group.groups > 1)
       notes[std::string(group_key) + t.name] =
-          fmt::format("{} {} {}", group.number, group.groups, group.words);
+          fmt::format("{} {} {} {}", group.number, group.groups, group.first, group.words);
   }
   nn::write_state(file, written, notes);
 }

@@ -24,6 +24,7 @@ struct SavedTensor {
   std::span<const std::int64_t> shape;
   std::size_t first_run = 0, runs = 0;  ///< where its elements are
   int group = 0, groups = 1;            ///< of ranks, each of which saved another tensor of the name
+  int first_rank = -1;                  ///< of that group, among all that saved; -1 where nothing says
   std::string_view saved_by{};          ///< that group in words; empty where all ranks saved it together
 };
 
@@ -59,8 +60,8 @@ class SHERD_API SavedState {
   /// All of the tensor into as many bytes, straight from the parts. Errors as `read`.
   void read_whole(const SavedTensor& tensor, std::span<std::byte> into) const;
   /// All of it as records that are read when they are asked for, while this is there, and what a file of them
-  /// notes. Of what several groups of ranks have each the tensors of one: ValueError without it, or for a
-  /// number that is none of theirs.
+  /// notes. Of what several groups of ranks have each the tensors of one: ValueError without it, for a number
+  /// that is none of theirs, and where it is for unlike groups of unlike names.
   std::vector<TensorRecord> records(std::optional<int> group = {}) const;
   TensorMetadata notes() const;
   /// ValueError unless this optimizer was saved beside that model, as far as their files say.
@@ -72,7 +73,7 @@ class SHERD_API SavedState {
     std::span<const std::int64_t> shape;  ///< of the whole
     std::size_t part;
     std::int64_t begin, numel;
-    int group = 0, groups = 1;
+    int group = 0, groups = 1, first_rank = -1;
     std::string_view saved_by{};
   };
   void open(const std::string& name, FileSystem& files);
@@ -82,6 +83,7 @@ class SHERD_API SavedState {
   void add_group(Run& run) const;
   void tie();
   void check_groups() const;
+  void check_group(const SavedTensor& tensor, std::optional<int> group) const;
   [[noreturn]] void refuse_run(const Run& run, const Run& first, std::int64_t expected) const;
 
   FileSystem::Path folder_;

@@ -15,14 +15,44 @@
 namespace sherd::shard {
 namespace {
 
-/// What ranks hold together. All of them read the same tensors in the same order.
+/// Elements of a run that this rank gives of those that several ranks have of it.
+struct Given {
+  std::int64_t offset = 0, numel = 0;
+};
+
+Given given_by(const ShardedTensor& t, int rank) {
+  const std::int64_t numel = t.values.numel();
+  if (t.replicas == 0) return {.numel = rank > 0 ? 0 : numel};
+  const std::int64_t begin = numel * t.replica / t.replicas;
+  return {begin, numel * (t.replica + 1) / t.replicas - begin};
+}
+
+/// What a rank says of a tensor before any reads it.
+struct Announcement {
+  std::int64_t name, shape;  // `key_of` their texts
+  std::int64_t begin, numel, steps, dtype;
+};
+constexpr std::size_t numbers_of_announcement = sizeof(Announcement) / sizeof(std::int64_t);
+
+/// What ranks hold together. All of them read the same tensors in the same order, so what one refuses of a
+/// tensor the others have to refuse before anyone reads: all announce their runs first.
 class RanksSource final : public StateSource {
  public:
+  /// Collective.
   RanksSource(std::string_view call, const ShardedStateDict& state, const Group& ranks, EntryGroups groups)
       : call_(call), ranks_(ranks), groups_(groups) {
+    together(ranks, call, [&] { add(state); });
+    std::vector<std::int64_t> numbers;
     for (const ShardedTensor& t : state) {
-      check<ValueError>(tensors_.emplace(t.name, &t).second, "{}: the state has '{}' twice", call_, t.name);
-      names_.push_back(t.name);
+      const Given own = given(t);
+      numbers.insert(numbers.end(), {key_of(t.name), key_of(to_string(t.shape)), t.begin + own.offset,
+                                     own.numel, t.steps, static_cast<std::int64_t>(t.values.dtype())});
+    }
+    const auto lists = lists_of_all(ranks, numbers, {.label = std::string(call)});
+    for (const std::vector<std::int64_t>& list : lists) {
+      auto& of_rank = announced_.emplace_back();
+      for (std::size_t i = 0; i < list.size(); i += numbers_of_announcement)
+        of_rank[list[i]] = {list[i], list[i + 1], list[i + 2], list[i + 3], list[i + 4], list[i + 5]};
     }
   }
   std::vector<std::string> names() const override { return names_; }
@@ -36,54 +66,93 @@ class RanksSource final : public StateSource {
   }
   const ShardedTensor& own(const std::string& name) const { return *tensors_.at(name); }
   Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override {
-    const ShardedTensor& own = this->own(name);
-    const GroupOfName& group = groups_.of(name);
-    if (group.words.empty()) return read(share_of(own, RankOfGroup(ranks_).rank), begin, numel, ranks_);
-    if (own.replicas == 0) return clone(narrow(own.values, 0, begin, numel));
-    const auto& [shards, replicas, block] = group.holders;
-    if (shards.defined() && replicas.defined()) return read(own, begin, numel, shards);
-    return read(share_of(own, 0), begin, numel, shards.defined() ? shards : replicas);
+    const ShardedTensor& mine = own(name);
+    const Group& holders = holders_of(name);
+    const int rank = RankOfGroup(holders).rank;
+    const Tensor whole = empty({mine.shape.numel()}, {mine.values.dtype(), mine.values.device()});
+    for (const Run& run : runs_of(name)) {
+      const Tensor part = narrow(whole, 0, run.begin, run.numel);
+      if (run.rank == rank) copy_(part, narrow(mine.values, 0, given(mine).offset, run.numel));
+      if (holders.defined())
+        holders.broadcast(part, run.rank, {.label = fmt::format("{} of {}", call_, name)});
+    }
+    return clone(narrow(whole, 0, begin, numel));
+  }
+  /// ValueError where the runs of all that hold a tensor are not the whole of one. No call: all of them find
+  /// the same.
+  void check_runs(const std::string& name) const {
+    const ShardedTensor& mine = own(name);
+    std::int64_t filled = 0;
+    const std::vector<Run> runs = runs_of(name);
+    for (const Run& run : runs) {
+      const Run& first = runs[0];
+      check<ValueError>(run.shape == first.shape,
+                        "{}: of '{}' the ranks {} and {} have unlike shapes, here {}", call_, name,
+                        first.rank, run.rank, mine.shape);
+      check<ValueError>(run.dtype == first.dtype, "{}: of '{}' rank {} has values of {} and rank {} of {}",
+                        call_, name, first.rank, static_cast<DType>(first.dtype), run.rank,
+                        static_cast<DType>(run.dtype));
+      check<ValueError>(
+          run.steps == first.steps,
+          "{}: of '{}' rank {} has the values of {} steps and rank {} those of {}; take all from one "
+          "state",
+          call_, name, first.rank, first.steps, run.rank, run.steps);
+      check<ValueError>(run.begin == filled, "{}: of '{}' the next elements after the first {} begin at {}",
+                        call_, name, filled, run.begin);
+      filled += run.numel;
+    }
+    check<ValueError>(filled == mine.shape.numel(),
+                      "{}: the ranks have {} of the {} elements of '{}'; give the group of all that hold it",
+                      call_, filled, mine.shape.numel(), name);
   }
 
  private:
-  struct Owned {
-    std::int64_t begin, numel, steps;
-    int rank;
+  struct Run : Announcement {
+    int rank;  ///< among the holders
   };
-  /// From runs of which each is on one of `ranks`.
-  Tensor read(const ShardedTensor& mine, std::int64_t begin, std::int64_t numel, const Group& ranks) const {
-    const std::string& name = mine.name;
-    const Tensor whole = empty({mine.shape.numel()}, {mine.values.dtype(), mine.values.device()});
-    std::int64_t filled = 0;
-    const std::vector<Owned> runs = everyones_runs(mine, ranks);
-    for (const Owned& run : runs) {
-      check<ValueError>(
-          run.steps == runs[0].steps,
-          "{}: of '{}' rank {} has the values of {} steps and rank {} those of {}; take all from one "
-          "state",
-          call_, name, runs[0].rank, runs[0].steps, run.rank, run.steps);
-      check<ValueError>(run.begin == filled, "{}: of '{}' the next elements after the first {} begin at {}",
-                        call_, name, filled, run.begin);
-      const Tensor part = narrow(whole, 0, run.begin, run.numel);
-      if (run.rank == RankOfGroup(ranks).rank) copy_(part, mine.values);
-      if (ranks.defined()) ranks.broadcast(part, run.rank, {.label = fmt::format("{} of {}", call_, name)});
-      filled += run.numel;
+  void add(const ShardedStateDict& state) {
+    for (const ShardedTensor& t : state) {
+      check<ValueError>(tensors_.emplace(t.name, &t).second, "{}: the state has '{}' twice", call_, t.name);
+      check<ValueError>(t.values.defined() && t.values.rank() == 1,
+                        "{}: the values of '{}' are no tensor of one dimension", call_, t.name);
+      check<ValueError>(t.replica >= 0 && t.replica < std::max(t.replicas, 1),
+                        "{}: '{}' is replica {} of {}; they count from 0", call_, t.name, t.replica,
+                        t.replicas);
+      names_.push_back(t.name);
     }
-    check<ValueError>(filled == whole.numel(),
-                      "{}: the ranks have {} of the {} elements of '{}'; give the group of all that hold it",
-                      call_, filled, whole.numel(), name);
-    return clone(narrow(whole, 0, begin, numel));
   }
-  /// All runs that have elements, by their begin; the same on every rank.
-  std::vector<Owned> everyones_runs(const ShardedTensor& mine, const Group& ranks) const {
-    const std::int64_t bounds[] = {mine.begin, mine.values.numel(), mine.steps};
-    const auto numbers = of_all_ranks(ranks, bounds, {.label = fmt::format("{} of {}", call_, mine.name)});
-    std::vector<Owned> runs;
-    for (std::size_t i = 0; i < numbers.size(); i += 3)
-      if (numbers[i + 1] > 0)
-        runs.push_back({numbers[i], numbers[i + 1], numbers[i + 2], static_cast<int>(i / 3)});
-    std::ranges::stable_sort(runs, {}, &Owned::begin);
+  Given given(const ShardedTensor& t) const {
+    const GroupOfName& group = groups_.of(t.name);
+    const Ranks& holders = group.holders;
+    const bool replicas_read_apart =
+        !group.words.empty() && holders.shard.defined() == holders.replicas.defined();
+    if (replicas_read_apart && t.replicas > 0) return {.numel = t.values.numel()};
+    return given_by(t, RankOfGroup(holders_of(t.name)).rank);
+  }
+  /// Of the ranks that read a tensor together, those that have its runs; none: this rank alone.
+  const Group& holders_of(const std::string& name) const {
+    const GroupOfName& group = groups_.of(name);
+    if (group.words.empty()) return ranks_;
+    return group.holders.shard.defined() ? group.holders.shard : group.holders.replicas;
+  }
+  /// Whose they are, by their begin; the same on every rank of them.
+  std::vector<Run> runs_of(const std::string& name) const {
+    const Group& holders = holders_of(name);
+    std::vector<Run> runs;
+    for (int rank = 0; rank < RankOfGroup(holders).ranks; ++rank) {
+      const auto& of_rank = announced_[static_cast<std::size_t>(among_all(holders, rank))];
+      const auto found = of_rank.find(key_of(name));
+      if (found != of_rank.end() && found->second.numel > 0) runs.push_back({found->second, rank});
+    }
+    std::ranges::stable_sort(runs, {}, &Run::begin);
     return runs;
+  }
+  /// The number among all ranks of one of a tensor's holders.
+  int among_all(const Group& holders, int rank) const {
+    if (!ranks_.defined()) return 0;
+    if (!holders.defined()) return ranks_.rank();
+    const int wanted = holders.world_ranks()[static_cast<std::size_t>(rank)];
+    return static_cast<int>(std::ranges::find(ranks_.world_ranks(), wanted) - ranks_.world_ranks().begin());
   }
 
   std::string_view call_;
@@ -91,6 +160,7 @@ class RanksSource final : public StateSource {
   EntryGroups groups_;
   std::vector<std::string> names_;
   std::unordered_map<std::string, const ShardedTensor*> tensors_;
+  std::vector<std::unordered_map<std::int64_t, Announcement>> announced_;  ///< of each rank, by name
 };
 
 /// The same without a call: what other ranks have counts as zeros.
@@ -101,6 +171,7 @@ class OwnSource final : public StateSource {
   std::optional<Shape> shape(const std::string& name) const override { return all_.shape(name); }
   std::int64_t steps(const std::string& name) const override { return all_.steps(name); }
   Tensor read(const std::string& name, std::int64_t begin, std::int64_t numel) const override {
+    all_.check_runs(name);
     const ShardedTensor& own = all_.own(name);
     const Tensor part = zeros({numel}, {own.values.dtype(), own.values.device()});
     const std::int64_t from = std::max(begin, own.begin),
@@ -118,28 +189,21 @@ class OwnSource final : public StateSource {
 /// others have: groups of ranks read apart, and one of another group would wait for who does not come.
 void in_two_passes(std::string_view call, const ShardedStateDict& state, const Group& ranks,
                    EntryGroups groups, const std::function<void(const StateSource&)>& act) {
-  std::optional<RanksSource> source;
+  const RanksSource source(call, state, ranks, groups);
   together(ranks, call, [&] {
-    source.emplace(call, state, ranks, groups);
-    act(OwnSource(*source));
+    groups.groups.check_complete(call);
+    act(OwnSource(source));
   });
-  together(ranks, call, [&] { act(*source); });
+  together(ranks, call, [&] { act(source); });
 }
 
 }  // namespace
 
 ShardedTensor share_of(const ShardedTensor& t, int rank) {
   ShardedTensor share = t;
-  const std::int64_t numel = t.values.numel();
-  std::int64_t begin = 0, end = numel;
-  if (t.replicas == 0) {
-    if (rank > 0) end = 0;
-  } else {
-    begin = numel * t.replica / t.replicas;
-    end = numel * (t.replica + 1) / t.replicas;
-  }
-  share.begin += begin;
-  share.values = narrow(t.values, 0, begin, end - begin);
+  const Given given = given_by(t, rank);
+  share.begin += given.offset;
+  share.values = narrow(t.values, 0, given.offset, given.numel);
   return share;
 }
 

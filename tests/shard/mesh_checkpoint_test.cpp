@@ -526,3 +526,143 @@ TEST_CASE(
     }
   }
 }
+
+TEST_CASE("what one rank has for itself, and others in a group, is saved and loaded as each one's own") {
+  const TempDirectory folder;
+  for (const int alone : {0, 1, 2})
+    for (const Way way : ways)
+      CHECK_NOTHROW(run_ranks(3, [&](World& world) {
+        const int first = alone == 0 ? 1 : 0, last = alone == 2 ? 1 : 2;
+        const Group two = world.group().subgroup({first, last});
+        const bool is_alone = world.rank() == alone;
+        std::vector<shard::DataParallel> averages;
+        const auto made = [&](std::uint64_t seed) {
+          manual_seed(seed + (is_alone ? 1 : 0));
+          auto net = std::make_unique<nn::Linear>(5, 3);
+          shard::Options options{.mesh = two};
+          if (way == Way::flat) options.layout = shard::GroupLayout::flat;
+          if (way == Way::replicated) options.strategy = shard::ShardingStrategy::no_shard;
+          if (!is_alone && way == Way::averaged) averages.emplace_back(*net, two);
+          if (!is_alone && way != Way::averaged) shard::fully_shard(*net, options);
+          return net;
+        };
+        const auto net = made(3), other = made(7), third = made(9);
+        const nn::StateDict wanted = shard::full_state_dict(*net);
+        shard::save_checkpoint(*net, folder / "saved", world.group());
+        shard::load_checkpoint(*other, folder / "saved", world.group());
+        shard::load_sharded_state_dict(*third, shard::sharded_state_dict(*net), world.group());
+        for (nn::Linear* into : {other.get(), third.get()})
+          for (const auto& [name, tensor] : shard::full_state_dict(*into))
+            expect(tensor.to_vector<float>() == wanted.at(name).to_vector<float>(), "another '{}'", name);
+        const shard::SavedState saved(folder / "saved", "model");
+        expect(saved.find("bias", alone == 0 ? 0 : 1)->saved_by == fmt::format("rank {} alone", alone),
+               "it is of {}", saved.find("bias", 1)->saved_by);
+      }));
+}
+
+TEST_CASE("a name that all ranks hold together on some of them, and fewer on others, is refused on all") {
+  const TempDirectory folder;
+  CHECK_NOTHROW(run_ranks(3, [&](World& world) {
+    const Group two = world.group().subgroup({0, 1});
+    const bool outside = world.rank() == 2;
+    Mixed net;  // "free" is of all, and on the last rank "held" takes its place
+    shard::fully_shard(outside ? net.held : net.free, {.mesh = world.mesh()});
+    if (!outside) shard::fully_shard(net.held, {.mesh = two});
+    const shard::ShardedStateDict state = shard::sharded_state_dict(net);
+    for (const bool saves : {true, false}) {
+      const std::string message = message_on_all(world, [&] {
+        if (saves)
+          shard::save_checkpoint(net, folder / "x", world.group());
+        else
+          shard::load_sharded_state_dict(net, state, world.group());
+      });
+      expect(message.find("'held.") != std::string::npos && message.find("together") != std::string::npos,
+             "{}", message);
+    }
+  }));
+  CHECK_FALSE(std::filesystem::exists(folder / "x"));
+}
+
+TEST_CASE("whatever one rank's state of ranks has else than the others', it is refused on all, which go on") {
+  using Spoil = std::function<void(shard::ShardedTensor&)>;
+  const std::pair<const char*, Spoil> faults[] = {
+      {"steps", [](shard::ShardedTensor& t) { t.steps = 17; }},
+      {"dtype", [](shard::ShardedTensor& t) { t.values = to(t.values, f64); }},
+      {"begin", [](shard::ShardedTensor& t) { t.begin += 1; }},
+      {"replica", [](shard::ShardedTensor& t) { t.replicas = 3, t.replica = 1; }},
+      {"no replica", [](shard::ShardedTensor& t) { t.replica = t.replicas + 1; }},
+      {"shape", [](shard::ShardedTensor& t) { t.shape = {t.shape.numel() + 1}; }},
+      {"values", [](shard::ShardedTensor& t) { t.values = {}; }},
+      {"dimensions", [](shard::ShardedTensor& t) { t.values = reshape(t.values, {t.values.numel(), 1}); }},
+      {"name", [](shard::ShardedTensor& t) { t.name = "another"; }}};
+  const Sizes sizes{2, 2};
+  for (const Way way : {Way::rows, Way::flat})
+    for (const int at : {0, 3})
+      CHECK_NOTHROW(run_ranks(sizes.world(), [&](World& world) {
+        Run run(world, sizes, way);
+        run.train(1);
+        const Values before = run.values();
+        const shard::ShardedStateDict whole = shard::sharded_state_dict(run.net),
+                                      moments = shard::sharded_optimizer_state(run.net, run.adamw);
+        for (const auto& [what, spoil] : faults)
+          for (const bool of_model : {true, false}) {
+            shard::ShardedStateDict state = of_model ? whole : moments;
+            const auto found = std::ranges::find_if(state, [&](const shard::ShardedTensor& t) {
+              return t.name.ends_with("slice.linear.weight") ||
+                     t.name.ends_with("slice.linear.weight.exp_avg");
+            });
+            expect(found != state.end() && found->values.numel() > 0, "there is none to spoil");
+            if (world.rank() == at) spoil(*found);
+            const std::string message = message_on_all(world, [&] {
+              if (of_model)
+                shard::load_sharded_state_dict(run.net, state, world.group());
+              else
+                shard::load_sharded_optimizer_state(run.net, run.adamw, state, world.group());
+            });
+            expect(message.find("slice.linear.weight") != std::string::npos ||
+                       message.find("another") != std::string::npos,
+                   "{}: {}", what, message);
+            expect(run.values() == before, "something changed");
+          }
+        run.train(1);
+      }));
+}
+
+TEST_CASE("a model in shards that is saved without its group is refused by the group's name") {
+  const TempDirectory folder;
+  CHECK_NOTHROW(run_ranks(2, [&](World&) {
+    nn::Linear net(5, 3);
+    shard::fully_shard(net);
+    const std::string message = message_of<ValueError>([&] { shard::save_checkpoint(net, folder / "x"); });
+    expect(
+        message.find("of the ranks 0, 1, which are not all among the 1 ranks of the call; give the group") !=
+            std::string::npos,
+        "{}", message);
+  }));
+  CHECK_FALSE(std::filesystem::exists(folder / "x"));
+}
+
+TEST_CASE("one file of a group has what one rank had, and names of unlike groups are not mixed") {
+  const TempDirectory folder;
+  CHECK_NOTHROW(run_ranks(4, [&](World& world) {
+    const DeviceMesh mesh = world.mesh({2, 2}, {"a", "b"});
+    Mixed net;
+    const NoGrad guard;
+    for (const auto& [part, axis] : {std::pair(&net.held, "a"), std::pair(&net.free, "b")}) {
+      fill_(part->weight, world.rank() - mesh.coordinate(axis) * (axis[0] == 'a' ? 2 : 1));
+      shard::fully_shard(*part, {.mesh = mesh[axis]});
+    }
+    shard::save_checkpoint(net, folder / "unlike", world.group());
+  }));
+  shard::merge_checkpoint(folder / "unlike", folder / "0.safetensors", {.group = 0});
+  const nn::StateDict merged = nn::load_state(folder / "0.safetensors");
+  CHECK(merged.at("held.weight").to_vector<float>() == std::vector<float>(15, 0.0F));
+  CHECK(merged.at("free.weight").to_vector<float>() == std::vector<float>(15, 0.0F));
+  const std::string message = message_of<ValueError>(
+      [&] { shard::merge_checkpoint(folder / "unlike", folder / "1.safetensors", {.group = 1}); });
+  INFO(message);
+  CHECK_THAT(message,
+             ContainsSubstring("group 1 of 'free.bias' is world.b of the ranks 2, 3 and of 'held.bias' "
+                               "world.a of the ranks 1, 3, and no model has both"));
+  CHECK_FALSE(std::filesystem::exists(folder / "1.safetensors"));
+}
