@@ -21,11 +21,20 @@ template <class T>
 struct Base {
   Twofold<T> of_two, of_e;
 };
+/// log(1 + f) of a `Split`.
+template <DoubleNumber T>
+constexpr Twofold<T> log_of_mantissa(T f) {
+  return log_beyond_one(f, T(0));
+}
+template <SingleNumber T>
+constexpr Twofold<T> log_of_mantissa(T f) {
+  return ordered_sum(f, rest_of_log(f));
+}
 /// log(x) to a base; exact where that is a number.
 template <class T>
 constexpr T log_to_base(T x, Base<T> base) {
   const Split<T> of = split(x);
-  const Twofold<T> log = log_beyond_one(of.beyond_one, T(0)), part = product(log, base.of_e);
+  const Twofold<T> part = product(log_of_mantissa(of.beyond_one), base.of_e);
   const Twofold<T> both = ordered_sum(of.exponent * base.of_two.high, part.high);
   return with_edges_of_log(both.high + (both.low + fma(of.exponent, base.of_two.low, part.low)), x);
 }
@@ -70,7 +79,7 @@ constexpr T log10(T x) {
 }
 
 /// Radians, of any size.
-template <class T>
+template <DoubleNumber T>
 constexpr T tan(T x) {
   using Int = typename detail::Format<T>::Int;
   using detail::Twofold;
@@ -82,6 +91,21 @@ constexpr T tan(T x) {
   // 0 has no rest that would take its sign, nor what is infinite.
   const Twofold<T> y = detail::quotient(over, under);
   return detail::signed_as(y.high + where(y.low == y.low, y.low, T(0)), x);
+}
+template <SingleNumber T>
+constexpr T tan(T x) {
+  using Int = typename detail::Format<T>::Int;
+  const detail::Quarters<T> angle = detail::remainder_of(fabs(x));
+  const T r = angle.rest.high, z = r * r;
+  // A minimax fit up to an eighth of a turn.
+  const T tail = detail::horner(z, 0.333333522f, 0.133325741f, 0.0540702045f, 0.0212288219f, 0.0109741436f,
+                                -8.5543732e-05f, 0.00446246285f);
+  const detail::Twofold<T> y =
+      detail::ordered_sum(r, fma(r * z, tail, fma(angle.rest.low, z, angle.rest.low)));
+  const auto odd = (angle.count & Int(1)) != Int(0);
+  const T inverse = T(-1) / where(odd, y.high, T(1));
+  const T turned = fma(fma(inverse, y.high, T(1)) + inverse * y.low, inverse, inverse);
+  return detail::signed_as(where(odd, turned, y.high + y.low), x);
 }
 /// The angle of (x, y), from -pi to pi.
 template <class T>
@@ -173,46 +197,43 @@ constexpr T sinh(T x) {
   const T a = fabs(x), z = x * x;
   const T small = fma(a * z, detail::sinh_tail(z), a);
   // Half of e^a, which is finite where the result is.
-  const auto half = detail::exp_of(detail::Twofold<T>{a, T(0)}, -1);
+  const auto half = detail::half_exp(a);
   const auto large = detail::ordered_sum(half.high, T(-0.25) / half.high);
   const T rest = large.low + half.low;
   return copysign(where(a < T(1), small, large.high + where(rest == rest, rest, T(0))), x);
 }
 template <class T>
 constexpr T cosh(T x) {
-  const auto half = detail::exp_of(detail::Twofold<T>{fabs(x), T(0)}, -1);
+  const auto half = detail::half_exp(fabs(x));
   const auto all = detail::ordered_sum(half.high, T(0.25) / half.high);
   const T rest = all.low + half.low;
   return all.high + where(rest == rest, rest, T(0));
 }
+/// log(1 + (|x| + sqrt(1 + x^2) - 1)), of which what follows |x| is less than it; within 1.5 ulp.
 template <class T>
 constexpr T asinh(T x) {
   using F = detail::Format<T>;
   using detail::Twofold;
   const T a = fabs(x);
   const auto steep = a > T(F::steep);
-  const T near = where(steep, T(1), a);
-  const Twofold<T> square = detail::product(near, near), sum = detail::sum(square.high, T(1));
-  const Twofold<T> side = detail::root(Twofold<T>{sum.high, sum.low + square.low});
-  const Twofold<T> both = detail::sum(side.high, near);
-  const Twofold<T> of{where(steep, a, both.high), where(steep, T(0), both.low + side.low)};
-  const T y = detail::rounded(detail::log_of(of, where(steep, T(1), T(0))));
-  return copysign(where(a < T(F::flat), fma(a * a, a * T(-1.0 / 6), a), y), x);
+  const T near = where(steep, T(1), a), square = near * near;
+  const Twofold<T> beyond_one = detail::ordered_sum(near, square / (sqrt(T(1) + square) + T(1)));
+  const Twofold<T> all = detail::sum(T(1), beyond_one.high);
+  const Twofold<T> of{where(steep, a, all.high), where(steep, T(0), all.low + beyond_one.low)};
+  return copysign(detail::rounded_log(of, where(steep, T(1), T(0))), x);
 }
-/// NaN below 1.
+/// log(1 + (y + sqrt(y^2 + 2y))) of y = x - 1, within 1.5 ulp; NaN below 1.
 template <class T>
 constexpr T acosh(T x) {
   using F = detail::Format<T>;
-  using Limits = std::numeric_limits<element_t<T>>;
   using detail::Twofold;
   const auto steep = x > T(F::steep);
-  const T near = where(steep, T(1), x);
-  const Twofold<T> square = detail::product(near, near), less = detail::sum(square.high, T(-1));
-  const Twofold<T> side = detail::root(Twofold<T>{less.high, less.low + square.low});
-  const Twofold<T> both = detail::sum(near, side.high);
-  const Twofold<T> of{where(steep, x, both.high), where(steep, T(0), both.low + side.low)};
-  const T y = detail::rounded(detail::log_of(of, where(steep, T(1), T(0))));
-  return where(x >= T(1), y, T(Limits::quiet_NaN()));
+  const T y = where(steep, T(1), x) - T(1);
+  const Twofold<T> beyond_one = detail::ordered_sum(sqrt(fma(y, y, y + y)), y);
+  const Twofold<T> all = detail::sum(T(1), beyond_one.high);
+  const Twofold<T> of{where(steep, x, all.high), where(steep, T(0), all.low + beyond_one.low)};
+  return where(x >= T(1), detail::rounded_log(of, where(steep, T(1), T(0))),
+               T(std::numeric_limits<element_t<T>>::quiet_NaN()));
 }
 /// NaN outside [-1, 1].
 template <class T>
@@ -222,10 +243,8 @@ constexpr T atanh(T x) {
   // Half the logarithm of (1 + a) / (1 - a), of which the series is one in a itself.
   const T small = fma(a * z, fma(z, T(0.5) * detail::log_far_tail(z), T(1.0 / 3)), a);
   const Twofold<T> ratio = detail::quotient(detail::ordered_sum(T(1), a), detail::ordered_sum(T(1), -a));
-  const Twofold<T> log =
-      detail::log_of(Twofold<T>{ratio.high, where(ratio.low == ratio.low, ratio.low, T(0))});
-  const T large =
-      where(a <= T(1), T(0.5) * detail::rounded(log), T(std::numeric_limits<element_t<T>>::quiet_NaN()));
+  const T log = detail::rounded_log(Twofold<T>{ratio.high, where(ratio.low == ratio.low, ratio.low, T(0))});
+  const T large = where(a <= T(1), T(0.5) * log, T(std::numeric_limits<element_t<T>>::quiet_NaN()));
   return copysign(where(a < T(0.17), small, large), x);
 }
 

@@ -119,11 +119,21 @@ constexpr T log(T x) {
 }
 
 /// log(1 + x), within 2 ulp: what rounding took from 1 + x stands in the quotient too (Kahan).
-template <class T>
+template <DoubleNumber T>
 constexpr T log1p(T x) {
   const T u = T(1) + x, moved = u - T(1), logarithm = log(u);
   const T y = where(moved == x, logarithm, logarithm * (x / where(moved == T(0), T(1), moved)));
   return where(moved == T(0), x, y);
+}
+template <SingleNumber T>
+constexpr T log1p(T x) {
+  using F = detail::Format<T>;
+  const detail::Twofold<T> u = detail::sum(x, T(1));
+  const detail::Split<T> of = detail::split_normal(u.high);
+  const T low = detail::beside_mantissa(u.low, of.shift);
+  const T rest = fma(of.exponent, T(F::ln2_lo), detail::rest_of_log(of.beyond_one, low));
+  const T y = fma(of.exponent, T(F::ln2_hi), of.beyond_one + rest);
+  return where(u.high == T(1), x, detail::with_edges_of_log(y, u.high));
 }
 
 /// 1 / (1 + e^-x).
@@ -206,67 +216,22 @@ constexpr T only_if(bool condition, T x) {
   return std::bit_cast<T>(std::bit_cast<Bits>(x) & (condition ? ~Bits{0} : Bits{0}));
 }
 
-namespace detail {
-
-/// x to the power y, where `power(size, y)` is that of a number that is not negative.
-template <DoubleNumber D, class Power>
-constexpr D signed_power(D x, D y, const Power& power) {
-  const D infinity(std::numeric_limits<double>::infinity());
-  const D half = D(0.5) * y;
+/// x to the power y, with IEEE 754's values at the edges; within 1 ulp.
+template <class T>
+constexpr T pow(T x, T y) {
+  const T infinity(std::numeric_limits<element_t<T>>::infinity());
+  const T half = T(0.5) * y;
   const auto integer = trunc(y) == y;
   const auto odd = integer & (trunc(half) != half);
   // Of a power of 0 the base counts as 1.
-  const D size = where(y != D(0), fabs(x), D(1));
-  const D value = where(size == D(1), D(1), power(size, y));  // of an infinite power too
-  const D with_sign = where(odd, copysign(value, x), value);
-  const auto none = x + (x - x) < where(integer, -infinity, D(0));  // not of -inf, where the sum is NaN
-  const D defined = where(none, D(std::numeric_limits<double>::quiet_NaN()), with_sign);
-  return where(x == D(1), D(1), defined);
-}
-
-}  // namespace detail
-
-/// x to the power y, with IEEE 754's values at the edges; within 1 ulp.
-template <DoubleNumber T>
-constexpr T pow(T x, T y) {
-  return detail::signed_power(x, y, [](T size, T power) {
-    const T general = detail::exp_of(detail::product_of_log(power, detail::log_of(size))).high;
-    return where(power == T(2), size * size, general);  // `square`, to the bit
-  });
-}
-namespace detail {
-
-/// The binary logarithm of what is a float or at least 0, within 2^-42 of itself or of 1.
-template <DoubleNumber D>
-constexpr D near_log2(D x) {
-  const Split<D> of = split_normal(x);  // no float is subnormal as a double
-  const D f = of.beyond_one, under = D(2) + f;
-  // A quotient of doubles takes longer than one of floats and a step of Newton's.
-  const D rough = to_double(as_many_t<D, float>(1) / to_single(under));
-  const D s = f * fma(rough, fma(-under, rough, D(1)), rough), z = s * s;
-  const D log = fma(-s, f - z * log_tail(z), f);
-  return with_edges_of_log(fma(log, D(1.4426950408889634), of.exponent), x);
-}
-/// 2^x within 2^-38 of itself, for a float.
-template <DoubleNumber D>
-constexpr D near_exp2(D x) {
-  const D low = where(x < D(-200), D(-200), x), z = where(low > D(200), D(200), low);
-  const D shifted = z + D(Format<D>::round), rest = z - (shifted - D(Format<D>::round));
-  const D y =
-      horner(rest, 1.0, 0.6931471805412246, 0.24022650694741518, 0.05550410959272468, 0.009618129559664797,
-             0.0013333434111089534, 0.00015403097369892868, 1.5314221432713755e-05, 1.334442412555039e-06);
-  return y * pow2<D>(low_bits(shifted));
-}
-
-}  // namespace detail
-
-/// In float through double, which rounds as the exact power nearly always: so do powers that are multiplied
-/// out (`ops::PowerOfHalves`).
-template <SingleNumber T>
-constexpr T pow(T x, T y) {
-  return to_single(detail::signed_power(to_double(x), to_double(y), [](auto size, auto power) {
-    return detail::near_exp2(power * detail::near_log2(size));
-  }));
+  const T size = where(y != T(0), fabs(x), T(1));
+  const T general = detail::exp_of(detail::product_of_log(y, detail::log_of(size))).high;
+  const T value = where(y == T(2), size * size, general);  // `square`, to the bit
+  const T at_one = where(size == T(1), T(1), value);       // of an infinite power too
+  const T with_sign = where(odd, copysign(at_one, x), at_one);
+  const auto none = x + (x - x) < where(integer, -infinity, T(0));  // not of -inf, where the sum is NaN
+  const T defined = where(none, T(std::numeric_limits<element_t<T>>::quiet_NaN()), with_sign);
+  return where(x == T(1), T(1), defined);
 }
 
 struct SinCos {

@@ -107,8 +107,8 @@ struct FormatOf<float> {
   static constexpr float quarter[] = {0x1.921fb6p+0f, -0x1.777a5cp-25f, -0x1.ee59dap-50f};
   // An angle from which on three parts of a quarter are too few.
   static constexpr float most_quarters = 0x1p17f;
-  static constexpr float huge = 0x1p120f;                   // the sum of two such is finite
-  static constexpr float flat = 0x1p-10f, steep = 0x1p13f;  // where asinh is x - x^3/6, and log(2x)
+  static constexpr float huge = 0x1p120f;  // the sum of two such is finite
+  static constexpr float steep = 0x1p13f;  // where asinh is log(2x)
 };
 template <>
 struct FormatOf<double> {
@@ -125,7 +125,7 @@ struct FormatOf<double> {
   static constexpr double quarter[] = {0x1.921fb54442d18p+0, 0x1.1a62633145c07p-54, 0x1.f1976b7ed8fbcp-110};
   static constexpr double most_quarters = 0x1p29;
   static constexpr double huge = 0x1p1000;
-  static constexpr double flat = 0x1p-20, steep = 0x1p28;
+  static constexpr double steep = 0x1p28;
 };
 /// The constants of a number's elements; integers are as many as it has.
 template <class T>

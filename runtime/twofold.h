@@ -123,15 +123,8 @@ constexpr T log_far_tail(T z) {
 }
 
 /// The logarithm of 1 + f + f_low, f_low being far less than f or than 1, of a `Split`: within 2^-63 of
-/// itself, in float within a tenth of an ulp.
-template <SingleNumber T>
-constexpr Twofold<T> log_beyond_one(T f, T f_low) {
-  const T s = f / (T(2) + f), z = s * s;
-  const Twofold<T> log = ordered_sum(f, -s * (f - z * log_tail(z)));
-  // What is low counts 1 / (1 + f), which is 1 - 2s + 2s^2 nearly.
-  return {log.high, fma(f_low, fma(s + s, s - T(1), T(1)), log.low)};
-}
-template <DoubleNumber T>
+/// itself, in float 2^-34.
+template <class T>
 constexpr Twofold<T> log_beyond_one(T f, T f_low) {
   const Twofold<T> under = ordered_sum(T(2), f);
   const T inverse = T(1) / under.high, s = f * inverse;
@@ -163,8 +156,38 @@ constexpr Twofold<T> log_of(T x) {
   return log_of(Twofold<T>{x, T(0)});
 }
 
-/// y times a logarithm.
+/// log(1 + f + f_low) - f, of a `Split`: without a quotient, within 2^-27 of the logarithm.
+template <SingleNumber T>
+constexpr T rest_of_log(T f, T f_low = T(0)) {
+  const T z = f * f;
+  const T tail = horner(f, 0.333333135f, -0.250000089f, 0.20002073f, -0.166679963f, 0.142203256f,
+                        -0.124060288f, 0.118835874f, -0.116714932f, 0.0675095618f);
+  // What is low counts 1 / (1 + f), which is 1 - f + f^2 nearly.
+  return fma(f_low, fma(f, f - T(1), T(1)), fma(z * f, tail, T(-0.5) * z));
+}
+/// What is low beside a number above 2^-60, as it is beside its mantissa; it counts nothing above 2^60.
+template <SingleNumber T>
+constexpr T beside_mantissa(T low, typename Format<T>::Int shift) {
+  using Int = typename Format<T>::Int;
+  return low * pow2<T>(Int(0) - where(shift > Int(60), Int(60), shift));
+}
+/// Natural logarithm of x 2^`doublings`, rounded, for x of at least 1.
 template <DoubleNumber T>
+constexpr T rounded_log(Twofold<T> x, T doublings = T(0)) {
+  return rounded(log_of(x, doublings));
+}
+template <SingleNumber T>
+constexpr T rounded_log(Twofold<T> x, T doublings = T(0)) {
+  using F = Format<T>;
+  const Split<T> of = split_normal(x.high);
+  const T f_low = beside_mantissa(x.low, of.shift), k = of.exponent + doublings;
+  const Twofold<T> y = ordered_sum(k * T(F::short_ln2), of.beyond_one);
+  const T rest = y.low + fma(k, T(F::ln2_rest), rest_of_log(of.beyond_one, f_low));
+  return where(x.high < T(std::numeric_limits<element_t<T>>::infinity()), y.high + rest, x.high);
+}
+
+/// y times a logarithm.
+template <class T>
 constexpr Twofold<T> product_of_log(T y, Twofold<T> log) {
   const Twofold<T> p = product(y, log.high);
   const auto finite = fabs(p.high) < T(1000);  // no more is asked of `exp_of`
@@ -194,17 +217,25 @@ constexpr Twofold<T> scaled_exp(Twofold<T> rest, typename Format<T>::Int n) {
   const T one = pow2<T>(n >> 1), other = pow2<T>(n - (n >> 1));
   return {all.high * one * other, all.low * one * other};
 }
-/// e^x, times 2^`doublings`.
+/// Half of e^x.
 template <class T>
-constexpr Twofold<T> exp_of(Twofold<T> x, std::int64_t doublings = 0) {
+constexpr Twofold<T> half_exp(T x) {
+  using F = Format<T>;
+  const T low = where(x < T(F::exp_min), T(F::exp_min), x);
+  const T z = where(low > T(F::half_exp_max), T(F::half_exp_max), low);
+  const T shifted = fma(z, T(1.4426950408889634), T(F::round)), n = shifted - T(F::round);
+  const Twofold<T> rest = ordered_sum(fma(n, T(-F::ln2_hi), z), n * T(-F::ln2_lo));
+  return scaled_exp(rest, low_bits(shifted) - typename F::Int(1));
+}
+template <class T>
+constexpr Twofold<T> exp_of(Twofold<T> x) {
   using F = Format<T>;
   const T low = where(x.high < T(F::exp_min), T(F::exp_min), x.high);
   const T z = where(low > T(F::half_exp_max), T(F::half_exp_max), low);
   const T shifted = fma(z, T(1.4426950408889634), T(F::round));
   const T n = shifted - T(F::round);
   const Twofold<T> rest = sum(fma(n, T(-F::ln2_hi), z), n * T(-F::ln2_lo));
-  return scaled_exp(sum(rest.high, rest.low + x.low),
-                    low_bits(shifted) + typename F::Int(static_cast<element_t<typename F::Int>>(doublings)));
+  return scaled_exp(sum(rest.high, rest.low + x.low), low_bits(shifted));
 }
 
 // ---- angles ----

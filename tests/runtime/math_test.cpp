@@ -90,7 +90,7 @@ TEMPLATE_TEST_CASE("elementary functions are right to a few units in the last pl
   check_function<T>("exp", 1.1, [](T x) { return math::exp(x); }, [](long double x) { return std::exp(x); });
   check_function<T>("log", 1.1, [](T x) { return math::log(x); }, [](long double x) { return std::log(x); });
   check_function<T>(
-      "log1p", 3, [](T x) { return math::log1p(x); }, [](long double x) { return std::log1p(x); });
+      "log1p", sizeof(T) == 4 ? 0.9 : 3, [](T x) { return math::log1p(x); }, [](long double x) { return std::log1p(x); });
   check_function<T>("tanh", 2, [](T x) { return math::tanh(x); }, [](long double x) { return std::tanh(x); });
   check_function<T>(
       "erf", sizeof(T) == 4 ? 2 : 5, [](T x) { return math::erf(x); },
@@ -140,7 +140,7 @@ TEMPLATE_TEST_CASE(
   constexpr bool single = sizeof(T) == 4;
   SHERD_CHECK(sin, 0.8);
   SHERD_CHECK(cos, 0.8);
-  SHERD_CHECK(tan, 1.1);
+  SHERD_CHECK(tan, single ? 1.25 : 1.1);
   SHERD_CHECK(exp2, 0.8);
   SHERD_CHECK(log2, single ? 0.85 : 0.51);
   SHERD_CHECK(log10, single ? 0.85 : 0.51);
@@ -149,15 +149,15 @@ TEMPLATE_TEST_CASE(
   SHERD_CHECK(atan, single ? 1.15 : 1);
   SHERD_CHECK(sinh, 1);
   SHERD_CHECK(cosh, 1);
-  SHERD_CHECK(asinh, single ? 0.85 : 0.55);
-  SHERD_CHECK(acosh, single ? 0.85 : 0.55);
-  SHERD_CHECK(atanh, single ? 0.85 : 0.55);
+  SHERD_CHECK(asinh, 1.1);
+  SHERD_CHECK(acosh, 1.6);
+  SHERD_CHECK(atanh, single ? 1.1 : 0.55);
   SHERD_CHECK(expm1, single ? 2 : 3);
 #undef SHERD_CHECK
   for (const T power :
        {T(-700.25), T(-3), T(-0.75), T(-1e-3), T(0), T(0.1), T(1), T(2), T(2.5), T(3), T(41), T(1e4)})
     check(
-        "pow", single ? 0.51 : 1, [&](T x) { return math::pow(x, power); },
+        "pow", single ? 0.8 : 1, [&](T x) { return math::pow(x, power); },
         [&](long double x) { return std::pow(x, static_cast<long double>(power)); });
 }
 
