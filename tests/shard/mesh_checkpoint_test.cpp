@@ -539,7 +539,8 @@ TEST_CASE("what one rank has for itself, and others in a group, is saved and loa
         const auto made = [&](std::uint64_t seed) {
           manual_seed(seed + (is_alone ? 1 : 0));
           auto net = std::make_unique<nn::Linear>(5, 3);
-          shard::Options options{.mesh = two};
+          shard::Options options;
+          if (!is_alone) options.mesh = DeviceMesh(two, {2}, {"shards"});
           if (way == Way::flat) options.layout = shard::GroupLayout::flat;
           if (way == Way::replicated) options.strategy = shard::ShardingStrategy::no_shard;
           if (!is_alone && way == Way::averaged) averages.emplace_back(*net, two);
@@ -567,7 +568,7 @@ TEST_CASE("a name that all ranks hold together on some of them, and fewer on oth
     const bool outside = world.rank() == 2;
     Mixed net;  // "free" is of all, and on the last rank "held" takes its place
     shard::fully_shard(outside ? net.held : net.free, {.mesh = world.mesh()});
-    if (!outside) shard::fully_shard(net.held, {.mesh = two});
+    if (!outside) shard::fully_shard(net.held, {.mesh = DeviceMesh(two, {2}, {"shards"})});
     const shard::ShardedStateDict state = shard::sharded_state_dict(net);
     for (const bool saves : {true, false}) {
       const std::string message = message_on_all(world, [&] {
@@ -633,7 +634,8 @@ TEST_CASE("a model in shards that is saved without its group is refused by the g
   CHECK_NOTHROW(run_ranks(2, [&](World&) {
     nn::Linear net(5, 3);
     shard::fully_shard(net);
-    const std::string message = message_of<ValueError>([&] { shard::save_checkpoint(net, folder / "x"); });
+    const std::string message =
+        message_of<ValueError>([&] { shard::save_checkpoint(net, folder / "x", Group()); });
     expect(
         message.find("of the ranks 0, 1, which are not all among the 1 ranks of the call; give the group") !=
             std::string::npos,
