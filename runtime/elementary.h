@@ -197,14 +197,14 @@ constexpr T sinh(T x) {
   const T a = fabs(x), z = x * x;
   const T small = fma(a * z, detail::sinh_tail(z), a);
   // Half of e^a, which is finite where the result is.
-  const auto half = detail::half_exp(a);
+  const auto half = detail::exp_of(detail::Twofold<T>{a, T(0)}, -1);
   const auto large = detail::ordered_sum(half.high, T(-0.25) / half.high);
   const T rest = large.low + half.low;
   return copysign(where(a < T(1), small, large.high + where(rest == rest, rest, T(0))), x);
 }
 template <class T>
 constexpr T cosh(T x) {
-  const auto half = detail::half_exp(fabs(x));
+  const auto half = detail::exp_of(detail::Twofold<T>{fabs(x), T(0)}, -1);
   const auto all = detail::ordered_sum(half.high, T(0.25) / half.high);
   const T rest = all.low + half.low;
   return all.high + where(rest == rest, rest, T(0));

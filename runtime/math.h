@@ -108,7 +108,7 @@ constexpr T exp(T x) {
 }
 
 /// Natural logarithm, within 1 ulp; -inf at 0, NaN below.
-template <class T>
+template <DoubleNumber T>
 constexpr T log(T x) {
   using F = detail::Format<T>;
   const detail::Split<T> of = detail::split(x);
@@ -116,6 +116,11 @@ constexpr T log(T x) {
   const T log1p = fma(-s, f - z * detail::log_tail(z), f);
   const T y = fma(of.exponent, T(F::ln2_hi), fma(of.exponent, T(F::ln2_lo), log1p));
   return detail::with_edges_of_log(y, x);
+}
+template <SingleNumber T>
+constexpr T log(T x) {
+  const detail::Split<T> of = detail::split(x);
+  return detail::with_edges_of_log(detail::log_of_split(of, T(0)), x);
 }
 
 /// log(1 + x), within 2 ulp: what rounding took from 1 + x stands in the quotient too (Kahan).
@@ -127,13 +132,23 @@ constexpr T log1p(T x) {
 }
 template <SingleNumber T>
 constexpr T log1p(T x) {
-  using F = detail::Format<T>;
   const detail::Twofold<T> u = detail::sum(x, T(1));
   const detail::Split<T> of = detail::split_normal(u.high);
-  const T low = detail::beside_mantissa(u.low, of.shift);
-  const T rest = fma(of.exponent, T(F::ln2_lo), detail::rest_of_log(of.beyond_one, low));
-  const T y = fma(of.exponent, T(F::ln2_hi), of.beyond_one + rest);
+  const T y = detail::log_of_split(of, detail::beside_mantissa(u.low, of.shift));
   return where(u.high == T(1), x, detail::with_edges_of_log(y, u.high));
+}
+/// log(1 + e^-x) of x >= 0, or NaN.
+template <DoubleNumber T>
+constexpr T log1p_exp_below(T x) {
+  return log1p(exp(-x));
+}
+template <SingleNumber T>
+constexpr T log1p_exp_below(T x) {
+  const T power = exp(-x);
+  const detail::Twofold<T> u = detail::ordered_sum(T(1), power);
+  const detail::Split<T> of = detail::split_normal(u.high);
+  const T y = detail::log_of_split(of, detail::beside_mantissa(u.low, of.shift));
+  return where(power == power, y, power);
 }
 
 /// 1 / (1 + e^-x).
@@ -216,13 +231,24 @@ constexpr T only_if(bool condition, T x) {
   return std::bit_cast<T>(std::bit_cast<Bits>(x) & (condition ? ~Bits{0} : Bits{0}));
 }
 
+namespace detail {
+
+/// Whether x is an integer, as infinities are.
+template <class T>
+constexpr auto is_whole(T x) {
+  const T whole = T(1) / T(std::numeric_limits<element_t<T>>::epsilon()),
+          size = fabs(x);  // all from there on
+  return (size >= whole) | ((size + whole) - whole == size);
+}
+
+}  // namespace detail
+
 /// x to the power y, with IEEE 754's values at the edges; within 1 ulp.
 template <class T>
 constexpr T pow(T x, T y) {
   const T infinity(std::numeric_limits<element_t<T>>::infinity());
-  const T half = T(0.5) * y;
-  const auto integer = trunc(y) == y;
-  const auto odd = integer & (trunc(half) != half);
+  const auto integer = detail::is_whole(y);
+  const auto odd = integer & !detail::is_whole(T(0.5) * y);
   // Of a power of 0 the base counts as 1.
   const T size = where(y != T(0), fabs(x), T(1));
   const T general = detail::exp_of(detail::product_of_log(y, detail::log_of(size))).high;

@@ -102,10 +102,6 @@ constexpr T with_edges_of_log(T y, T x) {
 
 /// (log((1+s)/(1-s))/s - 2) / s^2 in z = s^2, for (1+s)/(1-s) between the roots of 1/2 and of 2; minimax
 /// fits, as all here are.
-template <SingleNumber T>
-constexpr T log_tail(T z) {
-  return horner(z, 0.66666776f, 0.39977446f, 0.29873738f);
-}
 template <DoubleNumber T>
 constexpr T log_tail(T z) {
   return horner(z, 0.6666666666666734, 0.399999999994166, 0.2857142874202555, 0.22222198605640625,
@@ -148,8 +144,9 @@ constexpr Twofold<T> log_of(Twofold<T> x, T doublings = T(0)) {
   const T k = of.exponent + doublings;
   const Twofold<T> y = ordered_sum(k * T(F::short_ln2), mantissa.high);
   const Twofold<T> both = ordered_sum(y.high, y.low + fma(k, T(F::ln2_rest), mantissa.low));
-  const auto inside = (x.high > T(0)) & (x.high < T(std::numeric_limits<element_t<T>>::infinity()));
-  return {where(inside, both.high, with_edges_of_log(x.high, x.high)), where(inside, both.low, T(0))};
+  const T infinity(std::numeric_limits<element_t<T>>::infinity());
+  const auto inside = (x.high > T(0)) & (x.high < infinity);
+  return {where(inside, both.high, where(x.high == T(0), -infinity, x.high)), where(inside, both.low, T(0))};
 }
 template <class T>
 constexpr Twofold<T> log_of(T x) {
@@ -160,10 +157,17 @@ constexpr Twofold<T> log_of(T x) {
 template <SingleNumber T>
 constexpr T rest_of_log(T f, T f_low = T(0)) {
   const T z = f * f;
-  const T tail = horner(f, 0.333333135f, -0.250000089f, 0.20002073f, -0.166679963f, 0.142203256f,
-                        -0.124060288f, 0.118835874f, -0.116714932f, 0.0675095618f);
+  const T tail = horner(f, 0.333333313f, -0.250008196f, 0.200012416f, -0.166234076f, 0.1420158f,
+                        -0.131596372f, 0.127622262f, -0.0763635039f);
   // What is low counts 1 / (1 + f), which is 1 - f + f^2 nearly.
   return fma(f_low, fma(f, f - T(1), T(1)), fma(z * f, tail, T(-0.5) * z));
+}
+/// A logarithm of 1 + f_low beyond what is split.
+template <SingleNumber T>
+constexpr T log_of_split(Split<T> of, T f_low) {
+  using F = Format<T>;
+  const T rest = fma(of.exponent, T(F::ln2_lo), rest_of_log(of.beyond_one, f_low));
+  return fma(of.exponent, T(F::ln2_hi), of.beyond_one + rest);
 }
 /// What is low beside a number above 2^-60, as it is beside its mantissa; it counts nothing above 2^60.
 template <SingleNumber T>
@@ -217,25 +221,17 @@ constexpr Twofold<T> scaled_exp(Twofold<T> rest, typename Format<T>::Int n) {
   const T one = pow2<T>(n >> 1), other = pow2<T>(n - (n >> 1));
   return {all.high * one * other, all.low * one * other};
 }
-/// Half of e^x.
+/// e^x, times 2^`doublings`.
 template <class T>
-constexpr Twofold<T> half_exp(T x) {
-  using F = Format<T>;
-  const T low = where(x < T(F::exp_min), T(F::exp_min), x);
-  const T z = where(low > T(F::half_exp_max), T(F::half_exp_max), low);
-  const T shifted = fma(z, T(1.4426950408889634), T(F::round)), n = shifted - T(F::round);
-  const Twofold<T> rest = ordered_sum(fma(n, T(-F::ln2_hi), z), n * T(-F::ln2_lo));
-  return scaled_exp(rest, low_bits(shifted) - typename F::Int(1));
-}
-template <class T>
-constexpr Twofold<T> exp_of(Twofold<T> x) {
+constexpr Twofold<T> exp_of(Twofold<T> x, int doublings = 0) {
   using F = Format<T>;
   const T low = where(x.high < T(F::exp_min), T(F::exp_min), x.high);
   const T z = where(low > T(F::half_exp_max), T(F::half_exp_max), low);
-  const T shifted = fma(z, T(1.4426950408889634), T(F::round));
-  const T n = shifted - T(F::round);
-  const Twofold<T> rest = sum(fma(n, T(-F::ln2_hi), z), n * T(-F::ln2_lo));
-  return scaled_exp(sum(rest.high, rest.low + x.low), low_bits(shifted));
+  const T shifted = fma(z, T(1.4426950408889634), T(F::round)), n = shifted - T(F::round);
+  // Where the first is the smaller of two that are added, both are far below an ulp of e^rest.
+  const Twofold<T> rest = ordered_sum(fma(n, T(-F::ln2_hi), z), n * T(-F::ln2_lo));
+  return scaled_exp(ordered_sum(rest.high, rest.low + x.low),
+                    low_bits(shifted) + typename F::Int(static_cast<element_t<typename F::Int>>(doublings)));
 }
 
 // ---- angles ----

@@ -38,6 +38,7 @@ struct Bce : Functor<"bce", 2, floating_dtypes> {
     using math::log;
     using math::where;
     const T whole = log(x);
+    if constexpr (math::SingleNumber<T> || math::DoubleNumber<T>) return bounded(whole);
     return where(whole < T(-100), T(-100), log(where(whole < T(-100), T(1), x)));
   }
 };

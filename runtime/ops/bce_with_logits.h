@@ -14,7 +14,7 @@ struct BceWithLogits : Functor<"bce_with_logits", 2, floating_dtypes> {
     using math::fabs;
     using math::where;
     // log(1 + e^-x), whichever sign x has.
-    const T softplus = math::log1p(math::exp(-fabs(x))) + where(x < T(0), -x, T(0));
+    const T softplus = math::log1p_exp_below(fabs(x)) + where(x < T(0), -x, T(0));
     return (T(1) - t) * x + softplus;
   }
   template <class T>

@@ -12,7 +12,7 @@ struct Softplus : Functor<"softplus", 1, floating_dtypes> {
   constexpr T operator()(T x) const {
     using math::fabs;
     using math::where;
-    return where(x > T(0), x, where(x == x, T(0), x)) + math::log1p(math::exp(-fabs(x)));
+    return where(x > T(0), x, where(x == x, T(0), x)) + math::log1p_exp_below(fabs(x));
   }
   constexpr auto grad_a(auto gy, auto x, auto) const {
     using math::sigmoid;
