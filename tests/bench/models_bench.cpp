@@ -1,6 +1,6 @@
 // Training steps of whole models on one GPU, in bf16, called, captured and its module compiled with fused
 // regions: time and peak memory, a line each.
-//   models_bench [resnet] [unet] [vit] [lstm] [transformer] [llama]      (all by default)
+//   models_bench [resnet] [unet] [vit] [lstm] [transformer] [llama] [lora] [lora_f32]      (all by default)
 // torch_models.py prints the same lines of PyTorch's. MODELS_ONCE=1 makes two steps of each and times none:
 // for profilers; MODELS_PROFILE=1 prints the called step's time by op instead.
 #include <cuda_runtime_api.h>
@@ -18,6 +18,7 @@
 #include "autograd/capture/capture.h"
 #include "nn/compile.h"
 #include "nn/llama.h"
+#include "nn/lora.h"
 #include "nn/optimizer.h"
 #include "nn/transformer.h"
 #include "runtime/context.h"
@@ -140,27 +141,42 @@ void transformer() {
 }
 
 /// TinyLlama's sizes: 1.1 billion parameters, 32 heads over 4.
-void llama() {
-  nn::Llama model({.vocab_size = 32000,
-                   .hidden_size = 2048,
-                   .intermediate_size = 5632,
-                   .num_hidden_layers = 22,
-                   .num_attention_heads = 32,
-                   .num_key_value_heads = 4,
-                   .max_position_embeddings = 2048,
-                   .tensor = half});
-  nn::AdamW optimizer(model.parameters(), {.lr = 1e-4});
-  time_both_ways("llama_1b 4 x 2048", model, optimizer,
+nn::LlamaOptions llama_sizes() {
+  return {.vocab_size = 32000,
+          .hidden_size = 2048,
+          .intermediate_size = 5632,
+          .num_hidden_layers = 22,
+          .num_attention_heads = 32,
+          .num_key_value_heads = 4,
+          .max_position_embeddings = 2048,
+          .tensor = half};
+}
+void time_llama(const std::string& name, nn::Llama& model, const std::vector<nn::Parameter>& trained) {
+  nn::AdamW optimizer(trained, {.lr = 1e-4});
+  time_both_ways(name, model, optimizer,
                  [](const auto& m, auto x) { return cross_entropy(flatten(m(x[0]), 0, 1), x[1]); },
                  {randint(0, 32000, {4, 2048}, places), randint(0, 32000, {4 * 2048}, places)});
 }
+void llama() {
+  nn::Llama model(llama_sizes());
+  time_llama("llama_1b 4 x 2048", model, model.parameters());
+}
+/// Adapters of rank 16 for all its linear layers but the head.
+void adapters_of(const std::string& name, DType dtype) {
+  nn::Llama model(llama_sizes());
+  nn::add_lora(model, {.rank = 16, .alpha = 32, .targets = {"all-linear"}, .dtype = dtype});
+  time_llama(name, model, nn::lora_parameters(model));
+}
+void lora() { adapters_of("lora_1b 4 x 2048", bf16); }
+void lora_f32() { adapters_of("lora_1b_f32 4 x 2048", f32); }
 
 struct Named {
   std::string_view name;
   void (*run)();
 };
-constexpr Named models[] = {{"resnet", resnet},           {"unet", unet},  {"vit", vit}, {"lstm", lstm},
-                            {"transformer", transformer}, {"llama", llama}};
+constexpr Named models[] = {
+    {"resnet", resnet},           {"unet", unet},   {"vit", vit},   {"lstm", lstm},
+    {"transformer", transformer}, {"llama", llama}, {"lora", lora}, {"lora_f32", lora_f32}};
 
 }  // namespace
 

@@ -1,5 +1,5 @@
 """The steps of models_bench in PyTorch, eager and compiled: python3 torch_models.py [resnet] [unet] [vit] [lstm]
-[transformer] [llama]. Images are channels_last."""
+[transformer] [llama] [lora] [lora_f32]. Images are channels_last; adapters compute as PEFT's do."""
 import sys
 import time
 
@@ -162,12 +162,49 @@ class Llama(nn.Module):
         return self.head(self.norm(x))
 
 
+class Adapted(nn.Module):
+    """As PEFT's `Linear` with an adapter: its products in its own dtype, the sum in the wider one."""
+
+    def __init__(self, base, dtype, rank=16, alpha=32):
+        super().__init__()
+        self.base, self.scale, self.dtype = base.requires_grad_(False), alpha / rank, dtype
+        self.a, self.b = nn.Linear(base.in_features, rank, bias=False), nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x):
+        y = self.base(x)
+        return (y + self.b(self.a(x.to(self.dtype))) * self.scale).to(y.dtype)
+
+
+def with_adapters(dtype):
+    def make():
+        model = Llama().requires_grad_(False)
+        for block in model.blocks:
+            for name, layer in list(block.named_children()):
+                if isinstance(layer, nn.Linear):
+                    setattr(block, name, Adapted(layer, dtype))
+        return model
+    return make
+
+
+def place(model):
+    model = model.to(device, half)
+    for layer in model.modules():
+        if isinstance(layer, Adapted):
+            layer.a.to(layer.dtype), layer.b.to(layer.dtype)
+    return model
+
+
 def images(*shape):
     return torch.randn(*shape, device=device, dtype=half).to(memory_format=torch.channels_last)
 
 
 def classes(most, *shape):
     return torch.randint(0, most, shape, device=device)
+
+
+def tokens():
+    return classes(32000, 4, 2048), classes(32000, 4 * 2048)
 
 
 def momentum(parameters):
@@ -194,7 +231,9 @@ MODELS = {
     "lstm": ("lstm 128 x 64", LstmModel, adamw, lambda: (classes(10000, 128, 64), classes(10000, 128 * 64)), 1, of_classes),
     "transformer": ("transformer 64 x 256", Transformer, adamw,
                     lambda: tuple(torch.randn(64, 256, 512, device=device, dtype=half) for _ in range(2)), 2, of_squares),
-    "llama": ("llama_1b 4 x 2048", Llama, adamw, lambda: (classes(32000, 4, 2048), classes(32000, 4 * 2048)), 1, of_classes),
+    "llama": ("llama_1b 4 x 2048", Llama, adamw, tokens, 1, of_classes),
+    "lora": ("lora_1b 4 x 2048", with_adapters(half), adamw, tokens, 1, of_classes),
+    "lora_f32": ("lora_1b_f32 4 x 2048", with_adapters(torch.float32), adamw, tokens, 1, of_classes),
 }
 
 
@@ -215,10 +254,10 @@ def report(what, step):
 
 
 def time_both_ways(title, make, optimizer_of, batch_of, taken, loss_of):
-    model = make().to(device, half)
+    model = place(make())
     if any(p.dim() == 4 for p in model.parameters()):
         model = model.to(memory_format=torch.channels_last)
-    optimizer, batch = optimizer_of(model.parameters()), batch_of()
+    optimizer, batch = optimizer_of([p for p in model.parameters() if p.requires_grad]), batch_of()
     for how in "eager", "compiled":
         if how == "compiled" and make is LstmModel:
             continue  # its layers are one call of cuDNN's, which is not compiled
