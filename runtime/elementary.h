@@ -257,17 +257,26 @@ constexpr T rest_of(T a, T b) {
 /// In double, where each step takes 2^51 off a quotient, which is below 2^277: what is left of a float by a
 /// float is exact, since quotients have fewer bits than a double.
 template <SingleNumber T>
-constexpr T rest_of(T a, T b) {
+constexpr T rest_of_far(T a, T b) {
   using D = as_many_t<T, double>;
-  const D infinity(std::numeric_limits<double>::infinity());
-  const D x = fabs(to_double(a)), size = fabs(to_double(b)), y = where(size == infinity, D(1), size);
-  const D inverse = D(1) / y;
-  const auto step = [&](D rest) { return fma(-trunc(rest * inverse), y, rest); };
-  D rest = step(x);
-  if (any(x * inverse >= D(0x1p50))) rest = step(step(step(step(step(rest)))));
+  const D x = to_double(a), y = to_double(b), inverse = D(1) / y;
+  D rest = x;
+  for (int i = 0; i < 6; ++i) rest = fma(-trunc(rest * inverse), y, rest);
   rest = rest + where(rest < D(0), y, D(0));  // the last quotient may be one off
-  rest = rest - where(rest >= y, y, D(0));
-  return to_single(copysign(where(size == infinity, where(x < infinity, x, x - x), rest), to_double(a)));
+  return to_single(rest - where(rest >= y, y, D(0)));
+}
+/// Of a quotient below 2^22 what is left is a float: `fma` rounds nothing.
+template <SingleNumber T>
+constexpr T rest_of(T a, T b) {
+  const T infinity(std::numeric_limits<float>::infinity());
+  const T x = fabs(a), size = fabs(b), y = where(size == infinity, T(1), size);
+  const T quotient = trunc(where(size == infinity, T(0), x / y));
+  T rest = fma(-quotient, y, x);
+  rest = rest + where(rest < T(0), y, T(0));  // the quotient may be one off
+  rest = rest - where((rest >= y) & (size != infinity), y, T(0));
+  const auto far = !(quotient < T(0x1p22)) | !(x < infinity);
+  if (any(far)) rest = where(far, rest_of_far(x, y), rest);
+  return copysign(where(x < infinity, rest, x - x), a);
 }
 
 }  // namespace detail
