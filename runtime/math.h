@@ -233,11 +233,10 @@ constexpr T only_if(bool condition, T x) {
 
 namespace detail {
 
-/// Whether x is an integer, as infinities are.
+/// Whether x is an integer, as all are from 2 to the number of their bits on.
 template <class T>
 constexpr auto is_whole(T x) {
-  const T whole = T(1) / T(std::numeric_limits<element_t<T>>::epsilon()),
-          size = fabs(x);  // all from there on
+  const T whole = pow2<T>(typename Format<T>::Int(Format<T>::mantissa)), size = fabs(x);
   return (size >= whole) | ((size + whole) - whole == size);
 }
 
