@@ -23,7 +23,8 @@ double LoraAdapter::scale() const {
 Tensor LoraAdapter::added_to(const Tensor& y, const Tensor& x) const {
   Tensor own = to(x, lora_A.weight.tensor().dtype());
   if (lora_A.training() && form.dropout > 0) own = dropout(own, form.dropout);
-  return sum(y, lora_B(mul(lora_A(own), scale())));
+  const Tensor narrow = mul(lora_A(own), scale());
+  return y.dtype() == narrow.dtype() ? lora_B(narrow, y) : sum(y, lora_B(narrow));
 }
 
 Tensor LoraAdapter::merged_into(const Tensor& weight) const {

@@ -9,11 +9,13 @@
 
 namespace sherd::nn {
 
-/// Half of an adapter: y = x weight^T.
+/// Half of an adapter: y = x weight^T, plus a residual unless it is none.
 struct SHERD_API LoraFactor final : Layer<LoraFactor> {
   Param weight;
   explicit LoraFactor(Tensor values) : weight(std::move(values)) {}
-  Tensor forward(const Tensor& x) const { return linear(x, weight); }
+  Tensor forward(const Tensor& x, const Tensor& residual = {}) const {
+    return linear(x, weight, {}, residual);
+  }
   void visit(auto&& on) { on("weight", weight); }
 };
 
@@ -36,7 +38,8 @@ struct SHERD_API LoraAdapter {
   /// alpha / rank, or alpha / sqrt(rank).
   double scale() const;
   /// y + scale lora_B(lora_A(dropout(x))), of the adapter's products in its own dtype and the sum in the
-  /// wider of both, in y's; dropout in training alone.
+  /// wider of both, in y's, and where they are one dtype added before the product is rounded; dropout in
+  /// training alone.
   Tensor added_to(const Tensor& y, const Tensor& x) const;
   /// weight + scale lora_B.weight lora_A.weight, summed and given in the same dtypes.
   Tensor merged_into(const Tensor& weight) const;
