@@ -152,6 +152,8 @@ bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") ==
 /// Of what lies within values nothing is kept.
 json parsed(std::string_view line) {
   try {
+  } catch (const json::out_of_range&) {
+    fail<ValueError>("has a number that is too large for f64");
     return json::parse(line, [](int depth, json::parse_event_t, const json&) {
       check<ValueError>(depth <= most_depth, "is nested deeper than {} levels", most_depth);
       return depth <= 1;

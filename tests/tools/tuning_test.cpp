@@ -77,20 +77,21 @@ std::map<std::string, Tensor> tensors_in(const std::filesystem::path& folder) {
 
 }  // namespace
 
-TEST_CASE("tuning: losses of every model, on 1, 2 and 4 ranks, are those of PyTorch's plain loop",
+TEST_CASE("tuning: losses of every model, on 1 to 4 ranks, are those of PyTorch's plain loop",
           "[threads meet]") {
   const json expected = json::parse(posix_file_system().read(goldens / "expected.json"));
   const Runs runs;
   for (const char* model : {"llama", "gpt2"})
     for (const char* file : {"text.txt", "lines.jsonl"})
-      for (const std::int64_t ranks : {1, 2, 4}) {
+      for (const std::int64_t ranks : {1, 2, 3, 4}) {
+        // All of the data a step, so that the order of rows says nothing; ranks divide the rows.
+        const std::int64_t rows = std::string_view(file) == "text.txt" ? 27 : 40;
+        if (rows % ranks != 0) continue;
         INFO(model << " on " << file << ", " << ranks << " ranks");
         const json& golden = expected[fmt::format("{} {}", model, file)];
         const std::string out = fmt::format("{}-{}-{}", model, file, ranks);
         Given given = tuning(runs, out, model);
         given.options.data = {(goldens / file).string()};
-        // All of the data a step, so that the order of rows says nothing.
-        const std::int64_t rows = std::string_view(file) == "text.txt" ? 28 : 40;
         given.with("batch", &TrainOptions::batch, rows).with("ranks", &TrainOptions::ranks, ranks);
         given.with("micro-batch", &TrainOptions::micro_batch, ranks == 1 ? 3 : 0);
         given.with("min-lr", &TrainOptions::min_lr, 1e-3).with("warmup", &TrainOptions::warmup, 2);
