@@ -7,6 +7,7 @@
 #include "runtime/shown.h"
 #include "tools/among_ranks.h"
 #include "tools/default_text.h"
+#include "tools/evaluate.h"
 #include "tools/forecast.h"
 #include "tools/generate.h"
 #include "tools/output.h"
@@ -63,7 +64,7 @@ RunConfig resumed_config(TrainOptions asked, const Path& checkpoint, FileSystem&
 }
 
 void check_length(std::span<const std::uint8_t> part, std::string_view name, std::int64_t context) {
-  check<ValueError>(static_cast<std::int64_t>(part.size()) > context,
+  check<ValueError>(window_starts(part.size(), context) > 0,
                     "--context {}: the {} part of the data has {} bytes, at least {} are needed; give more "
                     "data or a shorter context",
                     context, name, part.size(), context + 1);
