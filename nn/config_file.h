@@ -136,6 +136,11 @@ class Config {
   }
   /// Whatever its value, it does not count.
   void pass_over(const std::string& key) const { asked_.insert(key); }
+  std::vector<std::string> keys() const {
+    std::vector<std::string> all;
+    for (const auto& [key, value] : object_.items()) all.push_back(key);
+    return all;
+  }
   std::optional<Config> object(const std::string& key) const {
     const json* value = find(key);
     if (value == nullptr) return {};

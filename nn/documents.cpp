@@ -31,6 +31,7 @@ Tensor positions_of(const Documents& documents, const Shape& shape, Device devic
 Tensor by_document(const Documents& documents, const std::vector<Tensor>& inputs,
                    const std::function<Tensor(const std::vector<Tensor>&)>& attend) {
   const std::vector<std::int64_t>& lengths = documents.lengths;
+  if (lengths.empty()) return attend(inputs);  // of no tokens
   std::vector<Tensor> results;
   std::int64_t start = 0;
   for (std::size_t first = 0, end = 0; first < lengths.size(); first = end) {

@@ -12,6 +12,7 @@ namespace sherd::nn {
 /// The lengths of texts that lie one behind another in tokens (B, T), row after row, and fill them: they add
 /// up to B T. Each has positions from 0 on and sees itself alone, so that a forward gives what it gives for
 /// each alone, to rounding, and computes nothing more. Equal lengths beside each other are computed at once.
+/// None are of no tokens: (1, 0).
 struct Documents {
   std::vector<std::int64_t> lengths;
 };

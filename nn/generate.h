@@ -15,9 +15,9 @@ namespace sherd::nn {
 /// How the next token is chosen: of the `top_k` likeliest ones (0: of all), of these the fewest that are
 /// together at least `top_p` likely, one is drawn.
 struct GenerateOptions {
-  std::int64_t max_new_tokens = 20;
+  std::int64_t max_new_tokens = 20;         ///< at most 2^30
   double temperature = 1;                   ///< divides the logits; 0 takes the likeliest token
-  std::int64_t top_k = 0;                   ///< 0 for all
+  std::int64_t top_k = 0;                   ///< 0 for all, at most 2^30
   double top_p = 1;                         ///< above 0, at most 1
   std::vector<std::int64_t> stop_tokens{};  ///< the sequence ends behind one of these
   std::uint64_t seed = 0;                   ///< the caller's generator stays as it is

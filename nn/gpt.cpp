@@ -116,12 +116,20 @@ Tensor Gpt::forward(const Tensor& tokens, KeyValueCache& cache, Logits of) const
   return head(ln(of == Logits::last ? narrow(x, 1, x.size(1) - 1, 1) : x));
 }
 
-Tensor Gpt::forward(const Tensor& tokens, const Documents& documents) const {
+Tensor Gpt::features(const Tensor& tokens, const Documents& documents) const {
   check<ShapeError>(tokens.rank() == 2, "Gpt: tokens (B, T), got shape {}", tokens.shape());
   check_documents("Gpt", documents, tokens.numel(), options.context);
   Tensor x = dropped(add(tok(tokens), pos(positions_of(documents, tokens.shape(), tokens.device()))));
   for (const GptBlock& block : blocks) x = block(x, documents);
-  return head(ln(x));
+  return ln(x);
+}
+
+Tensor Gpt::forward(const Tensor& tokens, const Documents& documents) const {
+  return head(features(tokens, documents));
+}
+
+Tensor Gpt::forward(const Tensor& tokens, const Documents& documents, const ClassTargets& targets) const {
+  return head(features(tokens, documents), targets);
 }
 
 template class Layer<GptBlock>;

@@ -78,6 +78,8 @@ struct SHERD_API Gpt final : Layer<Gpt> {
   /// Logits of documents that lie one behind another in the tokens, any number in all; ShapeError for one of
   /// more than `context`, and where they do not fill the tokens.
   Tensor forward(const Tensor& tokens, const Documents& documents) const;
+  /// Their loss, as above.
+  Tensor forward(const Tensor& tokens, const Documents& documents, const ClassTargets& targets) const;
   void visit(auto&& on) {
     on("tok", tok);
     on("pos", pos);
@@ -91,6 +93,7 @@ struct SHERD_API Gpt final : Layer<Gpt> {
   Tensor dropped(const Tensor& embedded) const;
   /// What the head takes.
   Tensor features(const Tensor& tokens) const;
+  Tensor features(const Tensor& tokens, const Documents& documents) const;
 };
 
 // Compiled once, in the library.

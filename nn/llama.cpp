@@ -405,6 +405,10 @@ Tensor Llama::logits(const Tensor& x) const {
   return options.final_logit_softcapping ? capped(y, *options.final_logit_softcapping) : y;
 }
 
+Tensor Llama::loss(const Tensor& x, const ClassTargets& targets) const {
+  return options.final_logit_softcapping ? detail::loss_of_logits(logits(x), targets) : lm_head(x, targets);
+}
+
 Tensor Llama::forward(const Tensor& tokens) const {
   check_tokens(tokens, 0);
   return logits(model(tokens));
@@ -412,8 +416,7 @@ Tensor Llama::forward(const Tensor& tokens) const {
 
 Tensor Llama::forward(const Tensor& tokens, const ClassTargets& targets) const {
   check_tokens(tokens, 0);
-  const Tensor x = model(tokens);
-  return options.final_logit_softcapping ? detail::loss_of_logits(logits(x), targets) : lm_head(x, targets);
+  return loss(model(tokens), targets);
 }
 
 Tensor Llama::forward(const Tensor& tokens, KeyValueCache& cache, Logits of) const {
@@ -423,10 +426,18 @@ Tensor Llama::forward(const Tensor& tokens, KeyValueCache& cache, Logits of) con
   return logits(of == Logits::last ? narrow(x, 1, x.size(1) - 1, 1) : x);
 }
 
-Tensor Llama::forward(const Tensor& tokens, const Documents& documents) const {
+Tensor Llama::features(const Tensor& tokens, const Documents& documents) const {
   check<ShapeError>(tokens.rank() == 2, "Llama: tokens (B, T), got shape {}", tokens.shape());
   check_documents("Llama", documents, tokens.numel(), options.context());
-  return logits(model(tokens, documents));
+  return model(tokens, documents);
+}
+
+Tensor Llama::forward(const Tensor& tokens, const Documents& documents) const {
+  return logits(features(tokens, documents));
+}
+
+Tensor Llama::forward(const Tensor& tokens, const Documents& documents, const ClassTargets& targets) const {
+  return loss(features(tokens, documents), targets);
 }
 
 template class Layer<GatedMlp>;

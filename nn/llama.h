@@ -207,6 +207,8 @@ struct SHERD_API Llama final : Layer<Llama> {
   /// Logits of documents that lie one behind another in the tokens, any number in all; ShapeError for one of
   /// more than `options.context()`, and where they do not fill the tokens.
   Tensor forward(const Tensor& tokens, const Documents& documents) const;
+  /// Their loss, as above.
+  Tensor forward(const Tensor& tokens, const Documents& documents, const ClassTargets& targets) const;
   void visit(auto&& on) {
     on("model", model);
     on("lm_head", lm_head);
@@ -214,7 +216,10 @@ struct SHERD_API Llama final : Layer<Llama> {
 
  private:
   void check_tokens(const Tensor& tokens, std::int64_t before) const;
+  /// What the head takes.
+  Tensor features(const Tensor& tokens, const Documents& documents) const;
   Tensor logits(const Tensor& x) const;
+  Tensor loss(const Tensor& x, const ClassTargets& targets) const;
 };
 
 // Compiled once, in the library.

@@ -54,8 +54,8 @@ struct SaveLoraOptions {
 /// `PeftModel.from_pretrained` to read: adapter_model.safetensors and adapter_config.json. Its parent exists;
 /// it takes its name when it is whole on the disk, in place of an older one. Of a sharded model one rank
 /// saves, within `shard::summon_full_params`. FileError, also where the older folder holds other files than
-/// these; StateError for a model without adapters, whose adapters differ in rank or form, on `meta`, or whose
-/// values are not whole.
+/// these; StateError for a model without adapters, whose adapters differ in dropout or scaling, on `meta`, or
+/// whose values are not whole.
 SHERD_API void save_lora(const Module& model, const FileSystem::Path& folder,
                          const SaveLoraOptions& options = {});
 
@@ -64,8 +64,8 @@ struct LoadLoraOptions {
   std::optional<DType> dtype{};  ///< of adapters that it adds; as of `add_lora`
   FileSystem& files = posix_file_system();
 };
-/// Reads such a folder, PEFT's too, into a model that has adapters of that rank and form, sharded or not, or
-/// into one without any, to which it adds them as `add_lora` does. Every rank of a sharded model calls.
+/// Reads such a folder, PEFT's too, into a model that has adapters of those ranks and forms, sharded or not,
+/// or into one without any, to which it adds them as `add_lora` does. Every rank of a sharded model calls.
 /// ValueError names a key of adapter_config.json that is not known, or whose value is not supported, and
 /// tensors that are missing, unknown or of another shape; StateError for a model with other adapters.
 /// DeviceError where the model is on `meta`. FileError. When it throws, nothing has changed.

@@ -1,7 +1,9 @@
 // Adapters in the format of PEFT: adapter_model.safetensors and adapter_config.json.
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -44,21 +46,41 @@ std::array<Parameter, 2> parameters_of(const NamedLinear& layer) {
   return {layer.linear->lora->lora_A.weight.object(), layer.linear->lora->lora_B.weight.object()};
 }
 
-/// Rank and form that all adapters of a model have.
+/// Rank and form of an adapter.
 struct Common {
   std::int64_t rank;
   LoraForm form;
   bool operator==(const Common&) const = default;
 };
-Common common_of(const std::vector<NamedLinear>& adapted, std::string_view call) {
-  const auto of = [](const NamedLinear& l) { return Common{l.linear->lora->rank(), l.linear->lora->form}; };
-  for (const NamedLinear& l : adapted)
-    check<StateError>(of(l) == of(adapted[0]),
-                      "{}: the adapters of '{}' and '{}' differ in rank, alpha, dropout or scaling, and a "
-                      "folder has one of each; give all layers the same",
-                      call, adapted[0].name, l.name);
-  return of(adapted[0]);
-}
+Common common_of(const NamedLinear& l) { return {l.linear->lora->rank(), l.linear->lora->form}; }
+
+/// Ranks and alphas of all layers but those that patterns name by their names or the ends of these.
+struct Shared {
+  Common common;
+  std::map<std::string, std::int64_t> ranks{};
+  std::map<std::string, double> alphas{};
+
+  Common of(const std::string& layer) const {
+    Common own = common;
+    own.rank = value_of(ranks, layer, own.rank);
+    own.form.alpha = value_of(alphas, layer, own.form.alpha);
+    return own;
+  }
+
+ private:
+  template <class T>
+  static T value_of(const std::map<std::string, T>& pattern, const std::string& layer, T value) {
+    const std::string* by = nullptr;
+    for (const auto& [name, its] : pattern) {
+      if (!names(name, layer, false)) continue;
+      check<ValueError>(by == nullptr || its == value,
+                        "lora: patterns name '{}' by '{}', {}, and by '{}', {}; one of them is meant", layer,
+                        by == nullptr ? "" : shown(*by), value, shown(name), its);
+      by = &name, value = its;
+    }
+    return value;
+  }
+};
 
 // ---- saving ----
 
@@ -83,12 +105,43 @@ json number(double x) {
   return x < 1e15 && x == std::floor(x) ? json(static_cast<std::int64_t>(x)) : json(x);
 }
 
+/// That of most of them, the first of these.
+template <class Of>
+auto usual(const std::vector<NamedLinear>& adapted, const Of& of) {
+  return of(*std::ranges::max_element(adapted, {}, [&](const NamedLinear& l) {
+    return std::ranges::count_if(adapted, [&](const NamedLinear& other) { return of(other) == of(l); });
+  }));
+}
+
+Shared shared_by(const Module& model, const std::vector<NamedLinear>& adapted) {
+  Shared shared{common_of(adapted[0])};
+  shared.common.rank = usual(adapted, [](const NamedLinear& l) { return common_of(l).rank; });
+  shared.common.form.alpha = usual(adapted, [](const NamedLinear& l) { return common_of(l).form.alpha; });
+  for (const NamedLinear& l : adapted) {
+    const Common own = common_of(l);
+    if (own.rank != shared.common.rank) shared.ranks.emplace(stored_name(model, l), own.rank);
+    if (own.form.alpha != shared.common.form.alpha)
+      shared.alphas.emplace(stored_name(model, l), own.form.alpha);
+  }
+  for (const NamedLinear& l : adapted)
+    check<StateError>(
+        shared.of(stored_name(model, l)) == common_of(l),
+        "save_lora: the adapters of '{}' and '{}' differ in what a folder has one of, dropout "
+        "and scaling, or in rank or alpha under names of which one is the end of the other; give "
+        "both the same",
+        adapted[0].name, l.name);
+  return shared;
+}
+
 json config_of(const Module& model, const std::vector<NamedLinear>& adapted, const SaveLoraOptions& options) {
-  const Common common = common_of(adapted, "save_lora");
+  const Shared shared = shared_by(model, adapted);
+  const Common& common = shared.common;
+  json alphas = json::object();
+  for (const auto& [name, alpha] : shared.alphas) alphas[name] = number(alpha);
   const bool is_gpt = dynamic_cast<const Gpt*>(&model) != nullptr,
              writes = is_gpt || dynamic_cast<const Llama*>(&model) != nullptr;
   const auto or_null = [](bool is, const std::string& text) { return is ? json(text) : json(nullptr); };
-  return {{"alpha_pattern", json::object()},
+  return {{"alpha_pattern", alphas},
           {"base_model_name_or_path", or_null(!options.base_model.empty(), options.base_model)},
           {"bias", "none"},
           {"fan_in_fan_out", is_gpt},
@@ -99,7 +152,7 @@ json config_of(const Module& model, const std::vector<NamedLinear>& adapted, con
           {"modules_to_save", nullptr},
           {"peft_type", "LORA"},
           {"r", common.rank},
-          {"rank_pattern", json::object()},
+          {"rank_pattern", shared.ranks},
           {"target_modules", targets_of(model, adapted)},
           {"task_type", or_null(writes, "CAUSAL_LM")},
           {"use_dora", false},
@@ -120,8 +173,13 @@ void check_replaceable(const Path& folder, FileSystem& files) {
 
 /// What adapter_config.json says.
 struct Described {
-  Common common;
+  Shared shared;
   std::vector<std::string> targets;
+};
+/// Of the model.
+struct DescribedLayer {
+  NamedLinear layer;
+  Common common;
 };
 
 /// Refuses what would have the adapters compute something else.
@@ -132,12 +190,28 @@ void check_plain(const pretrained::Config& c) {
         "modules_to_save", "target_parameters", "trainable_token_indices"})
     c.refuse_unless_none(none);
   for (const char* off : {"lora_bias", "use_bdlora", "use_dora", "use_qalora"}) c.only(off, false);
-  for (const char* empty : {"alpha_pattern", "loftq_config", "rank_pattern"}) c.only(empty, json::object());
+  c.only("loftq_config", json::object());
   for (const char* other :
        {"auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "fan_in_fan_out", "inference_mode",
         "megatron_core", "peft_version", "qalora_group_size", "revision", "task_type"})
     c.pass_over(other);
   c.only("bias", "none");
+}
+
+/// By the names of layers, or the ends of these; PEFT takes expressions too.
+template <class T, class F>
+std::map<std::string, T> pattern_in(const pretrained::Config& c, const std::string& key, F&& value_in) {
+  std::map<std::string, T> pattern;
+  const std::optional<pretrained::Config> object = c.object(key);
+  if (!object) return pattern;
+  for (const std::string& name : object->keys()) {
+    const bool plain = !name.empty() && std::ranges::all_of(name, [](unsigned char letter) {
+      return std::isalnum(letter) != 0 || letter == '_' || letter == '.';
+    });
+    if (!plain) c.refuse(key, "names of layers, or the ends of these");
+    pattern.emplace(name, value_in(*object, name));
+  }
+  return pattern;
 }
 
 Described read_config(const Path& folder, FileSystem& files) {
@@ -150,42 +224,56 @@ Described read_config(const Path& folder, FileSystem& files) {
   // Other ways to start change the frozen weights too, and so mean another base.
   if (!object.value("init_lora_weights", json(true)).is_boolean()) c.only("init_lora_weights", "gaussian");
   c.pass_over("init_lora_weights");
-  Described described{{c.size("r", 8, pretrained::wide),
-                       {c.positive("lora_alpha", 8), c.dropout("lora_dropout", 0),
-                        c.flag("use_rslora", false) ? LoraScaling::by_root_of_rank : LoraScaling::by_rank}},
+  const auto rank = [](const pretrained::Config& in, const std::string& name) {
+    in.need(name);
+    return in.size(name, 8, pretrained::wide);
+  };
+  const auto alpha = [](const pretrained::Config& in, const std::string& name) {
+    in.need(name);
+    return in.positive(name, 8);
+  };
+  Described described{{{c.size("r", 8, pretrained::wide),
+                        {c.positive("lora_alpha", 8), c.dropout("lora_dropout", 0),
+                         c.flag("use_rslora", false) ? LoraScaling::by_root_of_rank : LoraScaling::by_rank}},
+                       pattern_in<std::int64_t>(c, "rank_pattern", rank),
+                       pattern_in<double>(c, "alpha_pattern", alpha)},
                       c.texts("target_modules", all_linear)};
   c.nothing_unknown();
   return described;
 }
 
 /// The layers that the file's targets name.
-std::vector<NamedLinear> described_in(const Module& model, const std::vector<std::string>& targets,
-                                      const Path& folder) {
-  std::vector<NamedLinear> layers = linears_in(model);
-  std::erase_if(layers, [&](const NamedLinear& l) {
+std::vector<DescribedLayer> described_in(const Module& model, const Described& described,
+                                         const Path& folder) {
+  const std::vector<std::string>& targets = described.targets;
+  std::vector<DescribedLayer> layers;
+  for (const NamedLinear& l : linears_in(model)) {
     const std::string name = stored_name(model, l);
-    return std::ranges::none_of(targets, [&](const auto& t) { return names(t, name, l.is_head); });
-  });
+    if (std::ranges::any_of(targets, [&](const auto& t) { return names(t, name, l.is_head); }))
+      layers.push_back({l, described.shared.of(name)});
+  }
   check<ValueError>(!layers.empty(), "load_lora: '{}': target_modules ({}) name no Linear of the {}",
                     shown(folder.string(), 300), shown(fmt::format("{}", fmt::join(targets, ", ")), 300),
                     model.type_name());
   return layers;
 }
 
-/// StateError unless the model has adapters on just these layers, of that rank and form.
-void check_same(const std::vector<NamedLinear>& adapted, const std::vector<NamedLinear>& described,
-                const Common& common, const Path& folder) {
-  const bool alike = std::ranges::equal(adapted, described, {}, &NamedLinear::linear, &NamedLinear::linear) &&
-                     common_of(adapted, "load_lora") == common;
+/// StateError unless the model has adapters on just these layers, of their ranks and forms.
+void check_same(const std::vector<NamedLinear>& adapted, const std::vector<DescribedLayer>& described,
+                const Path& folder) {
+  const bool alike =
+      std::ranges::equal(adapted, described, [](const NamedLinear& own, const DescribedLayer& l) {
+        return own.linear == l.layer.linear && common_of(own) == l.common;
+      });
   check<StateError>(alike,
                     "load_lora: '{}': holds adapters of rank {} for {} layers, and the model has others, on "
                     "{} layers; remove_lora, or load into a model without",
-                    shown(folder.string(), 300), common.rank, described.size(), adapted.size());
+                    shown(folder.string(), 300), described[0].common.rank, described.size(), adapted.size());
 }
 
 /// ValueError unless the file has just the tensors of these layers' adapters, in their shapes.
-void check_tensors(const SafetensorsFile& file, const Module& model, const std::vector<NamedLinear>& layers,
-                   std::int64_t rank, const Path& folder) {
+void check_tensors(const SafetensorsFile& file, const Module& model,
+                   const std::vector<DescribedLayer>& layers, const Path& folder) {
   const std::string where = shown((folder / tensors_file).string(), 300);
   std::set<std::string, std::less<>> expected;
   const auto expect = [&](const std::string& name, std::vector<std::int64_t> shape) {
@@ -197,10 +285,10 @@ void check_tensors(const SafetensorsFile& file, const Module& model, const std::
                       where, name, entry->dtype, fmt::join(entry->shape, ", "), fmt::join(shape, ", "));
     expected.insert(name);
   };
-  for (const NamedLinear& l : layers) {
+  for (const auto& [l, common] : layers) {
     const auto [narrowing, widening] = stored_names(model, l);
-    expect(narrowing, {rank, l.linear->weight.shape()[1]});
-    expect(widening, {l.linear->weight.shape()[0], rank});
+    expect(narrowing, {common.rank, l.linear->weight.shape()[1]});
+    expect(widening, {l.linear->weight.shape()[0], common.rank});
   }
   for (const TensorEntry& entry : file.entries())
     check<ValueError>(expected.contains(entry.name),
@@ -208,13 +296,16 @@ void check_tensors(const SafetensorsFile& file, const Module& model, const std::
                       shown(entry.name));
 }
 
-/// One target a layer, by its whole name.
-void add_described(Module& model, const Described& described, const std::vector<NamedLinear>& layers,
-                   std::optional<DType> dtype) {
-  const auto& [alpha, dropout, scaling] = described.common.form;
-  LoraOptions options{described.common.rank, alpha, dropout, scaling, {}, dtype};
-  for (const NamedLinear& l : layers) options.targets.push_back(l.name);
-  add_lora(model, options);
+/// Layers that are alike in one call, one target a layer, by its whole name.
+void add_described(Module& model, std::vector<DescribedLayer> layers, std::optional<DType> dtype) {
+  while (!layers.empty()) {
+    const Common common = layers[0].common;
+    LoraOptions options{common.rank, common.form.alpha, common.form.dropout, common.form.scaling, {}, dtype};
+    for (const DescribedLayer& l : layers)
+      if (l.common == common) options.targets.push_back(l.layer.name);
+    add_lora(model, options);
+    std::erase_if(layers, [&](const DescribedLayer& l) { return l.common == common; });
+  }
 }
 
 }  // namespace
@@ -246,26 +337,27 @@ void save_lora(const Module& model, const FileSystem::Path& folder, const SaveLo
 
 void load_lora(Module& model, const FileSystem::Path& folder, const LoadLoraOptions& options) {
   const lora::Described described = lora::read_config(folder, options.files);
-  const std::vector<lora::NamedLinear> layers = lora::described_in(model, described.targets, folder);
+  const std::vector<lora::DescribedLayer> layers = lora::described_in(model, described, folder);
   const SafetensorsFile file(folder / lora::tensors_file, options.files);
-  lora::check_tensors(file, model, layers, described.common.rank, folder);
-  for (const lora::NamedLinear& l : layers)
+  lora::check_tensors(file, model, layers, folder);
+  for (const auto& [l, common] : layers)
     check<DeviceError>(!on_meta(l.linear->weight.object()),
                        "load_lora: '{}' is on meta, so there is no memory for its adapter; load the model "
                        "first",
                        l.name);
   std::vector<std::array<Tensor, 2>> values;
-  for (const lora::NamedLinear& l : layers) {
+  for (const auto& [l, common] : layers) {
     const auto [narrowing, widening] = lora::stored_names(model, l);
     values.push_back({load_tensor(file, *file.find(narrowing)), load_tensor(file, *file.find(widening))});
   }
   if (const auto adapted = lora::adapted_in(model); !adapted.empty())
-    lora::check_same(adapted, layers, described.common, folder);
+    lora::check_same(adapted, layers, folder);
   else
-    lora::add_described(model, described, layers, options.dtype);
+    lora::add_described(model, layers, options.dtype);
   const NoGrad guard;
   for (std::size_t l = 0; l < layers.size(); ++l)
-    for (const std::size_t i : {0, 1}) pretrained::give(lora::parameters_of(layers[l])[i], values[l][i]);
+    for (const std::size_t i : {0, 1})
+      pretrained::give(lora::parameters_of(layers[l].layer)[i], values[l][i]);
 }
 
 }  // namespace sherd::nn

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <string>
 
 #include "runtime/context.h"
 #include "runtime/error.h"
@@ -96,12 +97,20 @@ std::int64_t choose(std::span<const double> logits, const Chooser& chooser) {
 
 }  // namespace
 
-void validate(const GenerateOptions& o) {
-  check<ValueError>(o.max_new_tokens >= 0, "generate: max_new_tokens {} is below 0", o.max_new_tokens);
-  check<ValueError>(o.temperature >= 0 && o.temperature <= 1e6,
-                    "generate: temperature {}, it takes values from 0 to 1e6", o.temperature);
-  check<ValueError>(o.top_k >= 0, "generate: top_k {} is below 0; 0 draws from all tokens", o.top_k);
-  check<ValueError>(o.top_p > 0 && o.top_p <= 1, "generate: top_p {}, it takes values above 0 to 1", o.top_p);
+void validate(const GenerateOptions& o, OptionNames names) {
+  constexpr std::int64_t most = 1 << 30;
+  const bool flags = names == OptionNames::flags;
+  const auto within = [&](bool is, std::string_view field, std::string_view flag, const auto& value,
+                          const std::string& range) {
+    check<ValueError>(is, "{} {}: takes values {}", flags ? flag : field, value, range);
+  };
+  within(o.max_new_tokens >= 0 && o.max_new_tokens <= most, "generate: max_new_tokens", "--tokens",
+         o.max_new_tokens, fmt::format("from 0 to {}", most));
+  within(o.temperature >= 0 && o.temperature <= 1e6, "generate: temperature", "--temperature", o.temperature,
+         "from 0 to 1e6");
+  within(o.top_k >= 0 && o.top_k <= most, "generate: top_k", "--top-k", o.top_k,
+         fmt::format("from 0 to {}; 0 draws from all", most));
+  within(o.top_p > 0 && o.top_p <= 1, "generate: top_p", "--top-p", o.top_p, "above 0, up to 1");
 }
 
 std::vector<std::int64_t> next_tokens(const Tensor& logits, std::span<const Chooser> choosers) {

@@ -16,8 +16,10 @@ struct Chooser {
   RandomKey* random;
 };
 
+/// How messages name options: as fields, or as the flags that programs have for them.
+enum class OptionNames { fields, flags };
 /// ValueError for options out of range.
-void validate(const GenerateOptions& options);
+SHERD_API void validate(const GenerateOptions& options, OptionNames names = OptionNames::fields);
 
 /// The next token of each row of logits (B, vocab), f32 or f64, by the chooser of its own. StateError where a
 /// row's largest logit is not finite, or one is NaN.

@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 
+#include "nn/llama.h"
 #include "runtime/error.h"
 #include "runtime/losses.h"
 #include "runtime/ops.h"
@@ -12,6 +13,26 @@ namespace sherd::nn {
 namespace {
 
 constexpr std::int64_t ignored_target = -100;
+
+ClassTargets targets_of(const Tensor& classes) {
+  LinearCrossEntropyOptions options;
+  options.reduction = Reduction::sum;
+  options.ignore_index = ignored_target;
+  options.precision = LossPrecision::wide;
+  return {classes, options};
+}
+
+Tensor over(const Tensor& sum, std::int64_t learnt) {
+  check<ValueError>(learnt > 0, "packed_loss: divided by {} targets; there is at least one", learnt);
+  return mul(sum, 1 / static_cast<double>(learnt));
+}
+
+template <class Model>
+Tensor loss_of(const Model& model, const PackedBatch& batch, std::int64_t learnt) {
+  const Device device = model.parameters().front().local().device();
+  return over(model(to(batch.tokens, device), batch.documents, targets_of(to(batch.targets, device))),
+              learnt);
+}
 
 }  // namespace
 
@@ -26,6 +47,13 @@ void TokenizedText::add(std::span<const std::int64_t> document, std::int64_t pro
   tokens.insert(tokens.end(), document.begin(), document.end());
   ends.push_back(static_cast<std::int64_t>(tokens.size()));
   prompts.push_back(prompt);
+}
+
+std::int64_t TokenizedText::learnt() const {
+  std::int64_t count = 0, begin = 0;
+  for (std::size_t i = 0; i < ends.size(); begin = ends[i++])
+    count += ends[i] - begin - std::max<std::int64_t>(prompts[i], 1);
+  return count;
 }
 
 void TokenizedText::check() const {
@@ -45,20 +73,26 @@ void TokenizedText::check() const {
 Packing::Packing(TokenizedText text, PackingOptions options) : text_(std::move(text)), options_(options) {
   check<ValueError>(options_.context >= 2, "Packing: context {}; a token and the one it predicts are 2",
                     options_.context);
-  check<ValueError>(text_.documents() > 0, "Packing: a text without documents");
   text_.check();
+  check<ValueError>(text_.learnt() > 0,
+                    "Packing: a text of {} documents of which nothing is learnt; one that has a token behind "
+                    "its prompt and its first is needed",
+                    text_.documents());
   pack(cut());
 }
 
 std::vector<Packing::Piece> Packing::cut() const {
   std::vector<Piece> pieces;
   std::int64_t begin = 0;
-  for (std::int64_t d = 0; d < text_.documents(); ++d)
-    for (const std::int64_t end = text_.ends[static_cast<std::size_t>(d)]; begin < end;) {
+  for (std::size_t d = 0; d < text_.ends.size(); ++d) {
+    const std::int64_t end = text_.ends[d], behind_prompt = begin + text_.prompts[d];
+    while (begin < end) {
       const std::int64_t length = std::min(options_.context, end - begin);
-      pieces.push_back({begin, length, d});
+      const Piece piece{begin, length, std::max(begin + 1, behind_prompt), std::min(begin + length + 1, end)};
+      if (piece.learnt() > 0) pieces.push_back(piece);
       begin += length;
     }
+  }
   return pieces;
 }
 
@@ -94,12 +128,6 @@ std::span<const Packing::Piece> Packing::pieces_of(std::int64_t row) const {
                                     static_cast<std::size_t>(row_ends_[at] - begin));
 }
 
-bool Packing::is_learnt(std::int64_t place, std::int64_t document) const {
-  const auto d = static_cast<std::size_t>(document);
-  const std::int64_t begin = d == 0 ? 0 : text_.ends[d - 1];
-  return place < text_.ends[d] && place >= begin + text_.prompts[d];
-}
-
 std::int64_t Packing::tokens(std::int64_t row) const {
   std::int64_t count = 0;
   for (const Piece& piece : pieces_of(row)) count += piece.length;
@@ -108,12 +136,7 @@ std::int64_t Packing::tokens(std::int64_t row) const {
 
 std::int64_t Packing::learnt(std::int64_t row) const {
   std::int64_t count = 0;
-  for (const auto& [begin, length, document] : pieces_of(row)) {
-    const auto d = static_cast<std::size_t>(document);
-    const std::int64_t first = (d == 0 ? 0 : text_.ends[d - 1]) + text_.prompts[d];
-    count +=
-        std::max<std::int64_t>(0, std::min(begin + length, text_.ends[d] - 1) - std::max(begin, first - 1));
-  }
+  for (const Piece& piece : pieces_of(row)) count += piece.learnt();
   return count;
 }
 
@@ -125,13 +148,14 @@ PackedBatch Packing::batch(std::span<const std::int64_t> rows) const {
   std::ranges::stable_sort(pieces, std::ranges::greater(), &Piece::length);
   PackedBatch batch;
   std::vector<std::int64_t> tokens, targets;
-  for (const auto& [begin, length, document] : pieces) {
-    batch.documents.lengths.push_back(length);
-    for (std::int64_t i = begin; i < begin + length; ++i) {
-      const bool learnt = is_learnt(i + 1, document);
+  for (const Piece& piece : pieces) {
+    batch.documents.lengths.push_back(piece.length);
+    batch.learnt += piece.learnt();
+    for (std::int64_t i = piece.begin; i < piece.begin + piece.length; ++i) {
+      const std::int64_t next = i + 1;
+      const bool learnt = next >= piece.learnt_begin && next < piece.learnt_end;
       tokens.push_back(text_.tokens[static_cast<std::size_t>(i)]);
-      targets.push_back(learnt ? text_.tokens[static_cast<std::size_t>(i) + 1] : ignored_target);
-      batch.learnt += learnt;
+      targets.push_back(learnt ? text_.tokens[static_cast<std::size_t>(next)] : ignored_target);
     }
   }
   const Shape shape{1, static_cast<std::int64_t>(tokens.size())};
@@ -141,11 +165,13 @@ PackedBatch Packing::batch(std::span<const std::int64_t> rows) const {
 }
 
 Tensor packed_loss(const Tensor& logits, const Tensor& targets, std::int64_t learnt) {
-  check<ValueError>(learnt > 0, "packed_loss: divided by {} targets; there is at least one", learnt);
-  const Tensor sum = cross_entropy(
-      flatten(logits, 0, 1), flatten(targets),
-      {.reduction = Reduction::sum, .ignore_index = ignored_target, .precision = LossPrecision::wide});
-  return mul(sum, 1 / static_cast<double>(learnt));
+  return over(detail::loss_of_logits(logits, targets_of(targets)), learnt);
+}
+Tensor packed_loss(const Gpt& model, const PackedBatch& batch, std::int64_t learnt) {
+  return loss_of(model, batch, learnt);
+}
+Tensor packed_loss(const Llama& model, const PackedBatch& batch, std::int64_t learnt) {
+  return loss_of(model, batch, learnt);
 }
 
 }  // namespace sherd::nn

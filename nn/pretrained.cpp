@@ -10,6 +10,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "nn/digest.h"
 #include "nn/lora.h"
 #include "nn/on_meta.h"
 #include "nn/pretrained_config.h"
@@ -660,9 +661,10 @@ void save_model(const Model& model, const Dialect& dialect, const Path& folder,
 /// What kind of model a folder's config.json describes: `f` is called with its options and its dialect.
 template <class F>
 auto with_kind(const Path& folder, FileSystem& files, F&& f) {
-  if (pretrained_kind(folder, files) == PretrainedKind::gpt)
-    return f(std::type_identity<Gpt>(), gpt_options(folder, files), gpt_dialect);
-  return f(std::type_identity<Llama>(), llama_options(folder, files), llama_dialect);  // which refuses others
+  const PretrainedOptions options = pretrained_options(folder, files);
+  if (const auto* gpt = std::get_if<GptOptions>(&options))
+    return f(std::type_identity<Gpt>(), *gpt, gpt_dialect);
+  return f(std::type_identity<Llama>(), std::get<LlamaOptions>(options), llama_dialect);
 }
 
 /// A folder that is read as long as somebody may ask for a tensor.
@@ -793,6 +795,38 @@ Llama load_llama(const Path& folder, std::optional<DType> dtype, Device device, 
   return loaded<Llama>(llama_options(folder, files), folder, dtype, device, files);
 }
 
+PretrainedOptions pretrained_options(const Path& folder, FileSystem& files) {
+  const json config = pretrained::read_object(folder / config_file, files);
+  const auto type = config.find("model_type");
+  if (type == config.end() || *type == "gpt2") return gpt_options(folder, files);
+  return llama_options(folder, files);  // which refuses others
+}
+
+std::variant<Gpt, Llama> load_gpt_or_llama(const Path& folder, std::optional<DType> dtype, Device device,
+                                           FileSystem& files) {
+  return with_kind(folder, files,
+                   [&]<class Model>(std::type_identity<Model>, const auto& options, const Dialect&) {
+                     return std::variant<Gpt, Llama>(loaded<Model>(options, folder, dtype, device, files));
+                   });
+}
+
+std::string pretrained_digest(const Path& folder, FileSystem& files) {
+  std::vector<std::string> names = {std::string(whole_file)};
+  if (!files.exists(folder / whole_file)) {
+    names = files.list(folder);
+    std::erase_if(
+        names, [](const std::string& name) { return name != index_file && !name.ends_with(".safetensors"); });
+    std::ranges::sort(names);
+  }
+  names.emplace_back(config_file);
+  Digest digest;
+  for (const std::string& name : names) {
+    digest.add(name);
+    digest.add(*files.open(folder / name));
+  }
+  return digest.value();
+}
+
 void save_pretrained(const Gpt& model, const Path& folder, const SavePretrainedOptions& options) {
   save_model(model, gpt_dialect, folder, options);
 }
@@ -853,12 +887,6 @@ std::vector<std::int64_t> end_tokens(const Path& folder, FileSystem& files) {
     return tokens;
   }
   return {};
-}
-
-PretrainedKind pretrained_kind(const Path& folder, FileSystem& files) {
-  const json config = pretrained::read_object(folder / config_file, files);
-  const auto type = config.find("model_type");
-  return type == config.end() || *type == "gpt2" ? PretrainedKind::gpt : PretrainedKind::llama;
 }
 
 bool is_pretrained(const Path& folder, FileSystem& files) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "nn/llama.h"
@@ -24,12 +25,10 @@ namespace sherd::nn {
 SHERD_API GptOptions gpt_options(const FileSystem::Path& folder, FileSystem& files = posix_file_system());
 SHERD_API LlamaOptions llama_options(const FileSystem::Path& folder, FileSystem& files = posix_file_system());
 
-/// Which module a folder's model is.
-enum class PretrainedKind { gpt, llama };
-/// By its config.json: a Llama for every type but `gpt2`, also for one that is not supported. FileError and
-/// ValueError as of reading that file.
-SHERD_API PretrainedKind pretrained_kind(const FileSystem::Path& folder,
-                                         FileSystem& files = posix_file_system());
+/// What the folder's config.json says, of whichever of the two it is.
+using PretrainedOptions = std::variant<GptOptions, LlamaOptions>;
+SHERD_API PretrainedOptions pretrained_options(const FileSystem::Path& folder,
+                                               FileSystem& files = posix_file_system());
 
 /// A tensor of a file that could not be loaded, and why.
 struct DamagedTensor {
@@ -68,6 +67,10 @@ SHERD_API Gpt load_gpt(const FileSystem::Path& folder, std::optional<DType> dtyp
                        FileSystem& files = posix_file_system());
 SHERD_API Llama load_llama(const FileSystem::Path& folder, std::optional<DType> dtype = {},
                            Device device = {}, FileSystem& files = posix_file_system());
+/// Whichever of the two it is.
+SHERD_API std::variant<Gpt, Llama> load_gpt_or_llama(const FileSystem::Path& folder,
+                                                     std::optional<DType> dtype = {}, Device device = {},
+                                                     FileSystem& files = posix_file_system());
 
 /// For `save_pretrained`.
 struct SavePretrainedOptions {
@@ -110,6 +113,10 @@ SHERD_API std::vector<TensorRecord> pretrained_tensors(const FileSystem::Path& f
 /// config.json; none where neither names one. ValueError for what is no number of a token; errors of reading.
 SHERD_API std::vector<std::int64_t> end_tokens(const FileSystem::Path& folder,
                                                FileSystem& files = posix_file_system());
+/// By which the folder's model is known: another where a byte of its config.json or of its tensors' files is.
+/// FileError and ValueError as of reading them.
+SHERD_API std::string pretrained_digest(const FileSystem::Path& folder,
+                                        FileSystem& files = posix_file_system());
 /// Whether there is a folder whose config.json names a kind of model. Errors as of reading that file.
 SHERD_API bool is_pretrained(const FileSystem::Path& folder, FileSystem& files = posix_file_system());
 

@@ -130,6 +130,10 @@ std::string Tokenizer::id_to_token(std::int64_t id) const {
   return std::string(vocabulary.text(static_cast<tokens::Id>(id)));
 }
 
+bool Tokenizer::is_special(std::int64_t id) const {
+  return parts_->coder.text_of(id, false) != nullptr && parts_->coder.text_of(id, true) == nullptr;
+}
+
 std::optional<std::int64_t> Tokenizer::bos_token_id() const { return parts_->coder.parts().bos; }
 std::optional<std::int64_t> Tokenizer::eos_token_id() const { return parts_->coder.parts().eos; }
 

@@ -52,6 +52,8 @@ class SHERD_API Tokenizer {
   std::optional<std::int64_t> token_to_id(std::string_view token) const;
   /// How the file spells a token. ValueError for a number without one.
   std::string id_to_token(std::int64_t id) const;
+  /// Whether a token is marked as special, so that `decode` leaves it out. False for a number without one.
+  bool is_special(std::int64_t id) const;
   /// The tokens that begin and end a text, where the files name them.
   std::optional<std::int64_t> bos_token_id() const;
   std::optional<std::int64_t> eos_token_id() const;

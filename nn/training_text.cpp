@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "nn/digest.h"
 #include "runtime/error.h"
-#include "runtime/io/checksum.h"
 #include "runtime/io/safetensors.h"
 #include "runtime/shown.h"
 
@@ -101,12 +101,6 @@ class Encoder {
 
 // ---- plain text ----
 
-std::string read_part(InputFile& file, std::uint64_t begin, std::uint64_t end) {
-  std::string text(end - begin, '\0');
-  file.read(begin, std::as_writable_bytes(std::span(text)));
-  return text;
-}
-
 void add_plain(TrainingText& text, const Path& path, const Encoder& encoder, FileSystem& files) {
   const std::unique_ptr<InputFile> file = files.open(path);
   const std::uint64_t size = file->size();
@@ -158,6 +152,8 @@ json parsed(std::string_view line) {
     });
   } catch (const json::parse_error& error) {
     fail<ValueError>("is no JSON from its byte {} on", error.byte);
+  } catch (const json::out_of_range&) {
+    fail<ValueError>("has a number that is too large for f64");
   }
 }
 
@@ -235,24 +231,6 @@ void share_out(TrainingText& text) {
   drop_last(has);
 }
 
-// ---- digests ----
-
-/// Of a row of chunks.
-class Digest {
- public:
-  void add(std::string_view text) { value_ = of(value_ + of(text)); }
-  void add(InputFile& file) {
-    add(std::to_string(file.size()));
-    for (std::uint64_t at = 0; at < file.size(); at += chunk_bytes)
-      add(read_part(file, at, std::min(at + chunk_bytes, file.size())));
-  }
-  const std::string& value() const { return value_; }
-
- private:
-  static std::string of(std::string_view text) { return checksum_of(std::as_bytes(std::span(text))); }
-  std::string value_;
-};
-
 // ---- the file of tokens ----
 
 template <class T>
@@ -304,7 +282,7 @@ TrainingText read_training_text(std::span<const std::string> paths, const Tokeni
 
 std::string training_text_digest(std::span<const std::string> paths, const FileSystem::Path& tokenizer,
                                  FileSystem& files) {
-  training_text::Digest digest;
+  Digest digest;
   for (const char* name :
        {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"}) {
     digest.add(name);

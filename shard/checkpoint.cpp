@@ -385,7 +385,7 @@ void check_part_name(std::string_view call, std::string_view part) {
 
 void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Path& folder,
                      const Group& ranks, const CheckpointOptions& options) {
-  ModelPart values(std::string(model_name), model);
+  ModelPart values(std::string(model_name), model, options.frozen);
   // Which saving leaves as it is.
   OptimizerPart moments(std::string(optimizer_name), const_cast<nn::Optimizer&>(optimizer), model);
   CheckpointPart* const parts[] = {&values, &moments};
@@ -394,17 +394,14 @@ void save_checkpoint(nn::Module& model, const nn::Optimizer& optimizer, const Pa
 
 void save_checkpoint(nn::Module& model, const Path& folder, const Group& ranks,
                      const CheckpointOptions& options) {
-  ModelPart values(std::string(model_name), model);
+  ModelPart values(std::string(model_name), model, options.frozen);
   CheckpointPart* const parts[] = {&values};
   save_parts(parts, folder, ranks, options);
 }
 
 void load_checkpoint(nn::Module& model, nn::Optimizer& optimizer, const Path& folder, const Group& ranks,
                      FileSystem& files) {
-  ModelPart values(std::string(model_name), model);
-  OptimizerPart moments(std::string(optimizer_name), optimizer, model);
-  CheckpointPart* const parts[] = {&values, &moments};
-  load_parts(parts, folder, ranks, files);
+  load_checkpoint(model, optimizer, folder, ranks, LoadCheckpointOptions{.files = files});
 }
 
 void load_checkpoint(nn::Module& model, const Path& folder, const Group& ranks, FileSystem& files) {
@@ -417,6 +414,16 @@ nn::Mismatch load_checkpoint(nn::Module& model, const Path& from, const Group& r
   ModelPart values(options, model);
   CheckpointPart* const parts[] = {&values};
   load_parts(parts, from, ranks, options.files);
+  return values.mismatch();
+}
+
+nn::Mismatch load_checkpoint(nn::Module& model, nn::Optimizer& optimizer, const Path& folder,
+                             const Group& ranks, const LoadCheckpointOptions& options) {
+  check_part_name(loading, options.part);
+  ModelPart values(options, model);
+  OptimizerPart moments(std::string(optimizer_name), optimizer, model);
+  CheckpointPart* const parts[] = {&values, &moments};
+  load_parts(parts, folder, ranks, options.files);
   return values.mismatch();
 }
 

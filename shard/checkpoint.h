@@ -12,9 +12,14 @@
 
 namespace sherd::shard {
 
+/// What a checkpoint has of a model's parameters that require no gradient, as those beneath adapters
+/// (nn/lora.h): their values, or nothing, where whoever loads has them from elsewhere.
+enum class Frozen { saved, left_out };
+
 struct CheckpointOptions {
   /// Adds further files to a folder that is saved, on the first rank: a step, a seed.
   std::function<void(DirectoryWriter&)> also{};
+  Frozen frozen = Frozen::saved;
   FileSystem& files = posix_file_system();
 };
 
@@ -54,6 +59,8 @@ struct LoadCheckpointOptions {
   /// What the model calls a tensor of the save; nothing: it is left out.
   std::function<std::string(const std::string& saved)> rename{};
   std::string part = "model";  ///< of a checkpoint's folder; an average's for one
+  /// `left_out`: of what requires no gradient that which the save lacks keeps its values, and is not missing.
+  Frozen frozen = Frozen::saved;
   FileSystem& files = posix_file_system();
 };
 /// Reads a checkpoint, or one file of whole tensors whatever it is named, into a model that is sharded or
@@ -62,6 +69,10 @@ struct LoadCheckpointOptions {
 /// parameters in groups of a mesh `missing` has those of this rank, `unknown` has what no rank has. Other
 /// errors as above, and ValueError where two tensors get one name.
 SHERD_API nn::Mismatch load_checkpoint(nn::Module& model, const FileSystem::Path& from, const Group& ranks,
+                                       const LoadCheckpointOptions& options);
+/// The same of the model, and its optimizer's state beside it, by the model's own names.
+SHERD_API nn::Mismatch load_checkpoint(nn::Module& model, nn::Optimizer& optimizer,
+                                       const FileSystem::Path& folder, const Group& ranks,
                                        const LoadCheckpointOptions& options);
 
 }  // namespace sherd::shard

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <set>
 
 #include "runtime/context.h"
 #include "runtime/ops.h"
 #include "runtime/shown.h"
 #include "shard/agree.h"
+#include "shard/build.h"
 #include "shard/group.h"
 
 namespace sherd::shard {
@@ -14,6 +16,11 @@ namespace sherd::shard {
 ShardedStateDict ModelPart::state(const Group& ranks) const {
   ShardedStateDict state;
   together(ranks, saving, [&] { state = sharded_state_dict(model_); });
+  if (frozen_ == Frozen::saved) return state;
+  std::set<std::string> frozen;
+  for (const FoundParameter& p : find_members(model_).parameters)
+    if (!p.member->requires_grad()) frozen.insert(p.name);
+  std::erase_if(state, [&](const ShardedTensor& t) { return frozen.contains(t.name); });
   return state;
 }
 

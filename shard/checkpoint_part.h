@@ -62,16 +62,21 @@ class CheckpointPart {
 
 class ModelPart final : public CheckpointPart {
  public:
-  ModelPart(std::string name, nn::Module& model) : CheckpointPart(std::move(name)), model_(model) {}
+  ModelPart(std::string name, nn::Module& model, Frozen frozen = Frozen::saved)
+      : CheckpointPart(std::move(name)), model_(model), frozen_(frozen) {}
   /// To load from the part that `options` name.
   ModelPart(const LoadCheckpointOptions& options, nn::Module& model)
-      : CheckpointPart(options.part), model_(model), strict_(options.strict), rename_(options.rename) {}
+      : CheckpointPart(options.part),
+        model_(model),
+        frozen_(options.frozen),
+        strict_(options.strict),
+        rename_(options.rename) {}
   nn::Module* model() const override { return &model_; }
   bool is_model() const override { return true; }
   std::string parameter_of(const std::string& entry) const override { return entry; }
   ShardedStateDict state(const Group& ranks) const override;
   std::string renamed(const std::string& saved) const override { return rename_ ? rename_(saved) : saved; }
-  void stage(const StateSource& from) override { staged_.emplace(loading, model_, from, strict_); }
+  void stage(const StateSource& from) override { staged_.emplace(loading, model_, from, strict_, frozen_); }
   std::vector<std::string> unknown() const override { return staged_->mismatch().unknown; }
   void take_unknown(std::vector<std::string> names) override;
   void commit() override { staged_->commit(), staged_.reset(); }
@@ -81,6 +86,7 @@ class ModelPart final : public CheckpointPart {
 
  private:
   nn::Module& model_;
+  Frozen frozen_;
   nn::Strict strict_ = nn::Strict::yes;
   std::function<std::string(const std::string&)> rename_{};
   std::optional<StagedModel> staged_;

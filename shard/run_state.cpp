@@ -43,8 +43,8 @@ RunState::Impl& RunState::impl() const {
   return *impl_;
 }
 
-RunState& RunState::add(std::string name, nn::Module& model) {
-  impl().parts.push_back(std::make_unique<ModelPart>(impl().take(std::move(name)), model));
+RunState& RunState::add(std::string name, nn::Module& model, Frozen frozen) {
+  impl().parts.push_back(std::make_unique<ModelPart>(impl().take(std::move(name)), model, frozen));
   return *this;
 }
 RunState& RunState::add(std::string name, nn::Optimizer& optimizer, nn::Module& model) {
@@ -76,6 +76,9 @@ RunState& RunState::add_count(std::string name, std::function<std::int64_t()> ge
 
 void save_checkpoint(const RunState& run, const FileSystem::Path& folder, const Group& ranks,
                      const CheckpointOptions& options) {
+  check<ValueError>(options.frozen == Frozen::saved,
+                    "save_checkpoint: a RunState is told which models leave out what is frozen when they are "
+                    "added; add(name, model, Frozen::left_out)");
   save_parts(run.impl().all(), folder, ranks, options);
 }
 

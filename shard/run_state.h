@@ -40,7 +40,7 @@ class SHERD_API RunState {
   RunState(RunState&&) noexcept;
   RunState& operator=(RunState&&) noexcept;
 
-  RunState& add(std::string name, nn::Module& model);
+  RunState& add(std::string name, nn::Module& model, Frozen frozen = Frozen::saved);
   /// Of parameters of `model`, of all of them or of some.
   RunState& add(std::string name, nn::Optimizer& optimizer, nn::Module& model);
   /// Of `model`, which it was made of and is updated by.
@@ -72,7 +72,8 @@ class SHERD_API RunState {
 
 /// Writes all of it as one checkpoint: files NAME.* of each model, optimizer and average, and run.* of
 /// numbers, scalers, and the generator of every rank. All ranks have the same parts, in the same order.
-/// Collective; errors and what a crash leaves as of the other `save_checkpoint`. Models and optimizers alone
+/// Collective; errors and what a crash leaves as of the other `save_checkpoint`, and ValueError for
+/// `options.frozen`, which is said of each model that is added. Models and optimizers alone
 /// load from it too, under the names "model" and "optimizer".
 SHERD_API void save_checkpoint(const RunState& run, const FileSystem::Path& folder, const Group& ranks,
                                const CheckpointOptions& options = {});

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "nn/optimizer.h"
+#include "shard/checkpoint.h"
 #include "shard/holders.h"
 #include "shard/sharded_state.h"
 
@@ -90,7 +91,7 @@ class StagedModel {
   /// Errors are those of `load_full_state_dict`, under the name of `call`, but that names of the state which
   /// the module lacks are none.
   StagedModel(std::string_view call, nn::Module& module, const StateSource& from,
-              nn::Strict strict = nn::Strict::yes);
+              nn::Strict strict = nn::Strict::yes, Frozen frozen = Frozen::saved);
   /// What one side alone has.
   const nn::Mismatch& mismatch() const { return mismatch_; }
   void commit();

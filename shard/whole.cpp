@@ -179,7 +179,7 @@ std::int64_t steps_in(const StateSource& from, std::span<const std::string> name
 }  // namespace
 
 StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateSource& from,
-                         nn::Strict strict) {
+                         nn::Strict strict, Frozen frozen) {
   const NoGrad guard;
   UsedNames used;
   const auto take = [&](const std::string& first, std::span<const std::string> names, const Tensor& into,
@@ -205,6 +205,10 @@ StagedModel::StagedModel(std::string_view call, nn::Module& module, const StateS
   const Found found = find_members(module);
   for (const FoundParameter& p : found.parameters) {
     const nn::Parameter& object = p.member->object();
+    const bool may_lack = frozen == Frozen::left_out && !object.requires_grad();
+    if (may_lack &&
+        std::ranges::none_of(p.names, [&](const auto& name) { return from.shape(name).has_value(); }))
+      continue;
     const Tensor local = object.local().detach();
     const auto values = take(p.name, p.names, local, object.shape(), run_of(object));
     if (!values) continue;

@@ -1,5 +1,8 @@
 #include "tools/among_ranks.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "runtime/context.h"
 #include "runtime/ops.h"
 
@@ -30,6 +33,17 @@ std::vector<double> everyones(const Group& group, double value) {
   const Tensor all = empty({group.size()}, {DType::f64});
   group.all_gather(all, Tensor::from({value}, {1}), {.label = "everyone's"});
   return all.to_vector<double>();
+}
+
+std::vector<double> shared_out(const Group& group, std::int64_t count,
+                               const std::function<double(std::int64_t)>& value_of) {
+  std::vector<double> values;
+  while (std::ssize(values) < count) {
+    const std::int64_t mine = std::ssize(values) + group.rank();
+    std::ranges::copy(everyones(group, value_of(std::min(mine, count - 1))), std::back_inserter(values));
+  }
+  values.resize(static_cast<std::size_t>(count));
+  return values;
 }
 
 }  // namespace sherd::tools

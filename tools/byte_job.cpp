@@ -30,7 +30,7 @@ ByteJob::ByteJob(const TrainOptions& options, const Text& text, const World& wor
       group_(world.group()),
       model_(seeded_model(options)),
       replicas_(shard_model(model_, options, world)),
-      sampler_(static_cast<std::int64_t>(text.train.size()) - options.context,
+      sampler_(window_starts(text.train.size(), options.context),
                {.batch = options.batch, .seed = options.seed, .rank = group_.rank(), .world = group_.size()}),
       bigram_(group_.rank() == 0 ? bigram_loss(text) : 0) {}
 

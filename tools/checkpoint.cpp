@@ -72,6 +72,7 @@ json to_json(const RunConfig& c) {
                  {"changes", changes},
                  {"saved_beside", c.saved_beside},
                  {checksum_key, std::string(checksum_digits, '0')}};
+  if (!c.base_digest.empty()) config["base_digest"] = c.base_digest;
   if (c.loss_scale) config["loss_scale"] = {{"scale", c.loss_scale->scale}, {"steps", c.loss_scale->steps}};
   if (c.best) config["best"] = {{"step", c.best->step}, {"val_loss", c.best->loss}};
   return config;
@@ -90,6 +91,7 @@ RunConfig config_from(const json& from) {
   from.at("data").at("digest").get_to(c.data_digest);
   from.at("generator").at("seed").get_to(c.generator.seed);
   from.at("generator").at("offset").get_to(c.generator.offset);
+  if (c.options.lora > 0) from.at("base_digest").get_to(c.base_digest);
   if (from.contains("loss_scale"))
     c.loss_scale = {from["loss_scale"].at("scale"), from["loss_scale"].at("steps")};
   if (from.contains("best")) c.best = {{from["best"].at("step"), from["best"].at("val_loss")}};
@@ -118,19 +120,27 @@ json shallow(const std::string& text) {
 /// Of parameters, by their names.
 using Shapes = std::map<std::string, std::vector<std::int64_t>>;
 
-Shapes shapes_in(const nn::Module& model) {
+/// Of what its checkpoints have.
+Shapes shapes_in(const nn::Module& model, shard::Frozen frozen) {
   Shapes shapes;
-  for (const auto& [name, tensor] : model.state_dict())
-    shapes[name] = {tensor.shape().begin(), tensor.shape().end()};
+  for (const nn::NamedParameter& p : model.named_parameters())
+    if (frozen == shard::Frozen::saved || p.parameter.requires_grad())
+      shapes[p.name] = {p.parameter.shape().begin(), p.parameter.shape().end()};
   return shapes;
+}
+
+/// The model beneath adapters is read from its own folder.
+shard::Frozen frozen_of(const TrainOptions& options) {
+  return options.lora > 0 ? shard::Frozen::left_out : shard::Frozen::saved;
 }
 
 /// Of such a model, without building it.
 Shapes shapes_of(const TrainOptions& options, FileSystem& files) {
-  if (!options.model.empty()) return shapes_in(TunedModel::on_meta(options, files).module());
+  if (!options.model.empty())
+    return shapes_in(TunedModel::on_meta(options, files).module(), frozen_of(options));
   nn::GptOptions sizes = model_options(options);
   sizes.tensor.device = Device::meta();
-  return shapes_in(nn::Gpt(sizes));
+  return shapes_in(nn::Gpt(sizes), shard::Frozen::saved);
 }
 
 /// Runs `read` on one file and puts the file's name before what it complains about.
@@ -204,9 +214,10 @@ class Inspection {
   /// A model is made for its shapes only where the file has tensors for its layers.
   void check_weights() {
     look("model", [&](const shard::SavedState& state) {
-      check<ValueError>(state.tensors().size() >= static_cast<std::size_t>(options_.layers),
-                        "holds {} tensors, the model in config.json has {} layers", state.tensors().size(),
-                        options_.layers);
+      check<ValueError>(
+          options_.lora > 0 || state.tensors().size() >= static_cast<std::size_t>(options_.layers),
+          "holds {} tensors, the model in config.json has {} layers", state.tensors().size(),
+          options_.layers);
       shapes_ = shapes_of(options_, files_);
       check_shapes(state, shapes_, weight_counts(shapes_));
     });
@@ -326,7 +337,8 @@ void save_checkpoint(const Path& run, const RunConfig& config, nn::Module& model
     recorded.saved_beside = signatures_in(PendingDirectory::partial_of(checkpoint), files);
     folder.add("config.json", [&](OutputFile& file) { file.write(config_text(recorded)); });
   };
-  shard::save_checkpoint(model, optimizer, checkpoint, ranks, {.also = add_config, .files = files});
+  shard::save_checkpoint(model, optimizer, checkpoint, ranks,
+                         {.also = add_config, .frozen = frozen_of(config.options), .files = files});
 }
 
 void remove_old(const Path& run, const RunConfig& config, FileSystem& files) {
@@ -357,6 +369,18 @@ void check_states(const Path& checkpoint, const TrainOptions& options, FileSyste
 
 void load_model(const Path& checkpoint, nn::Gpt& model, FileSystem& files) {
   shard::load_checkpoint(model, checkpoint, {}, files);
+}
+
+void load_states(const Path& checkpoint, const TrainOptions& options, nn::Module& model,
+                 nn::Optimizer& optimizer, const Group& ranks, FileSystem& files) {
+  shard::load_checkpoint(model, optimizer, checkpoint, ranks, {.frozen = frozen_of(options), .files = files});
+}
+
+void check_base(const RunConfig& run, const std::string& found) {
+  check<ValueError>(found == run.base_digest,
+                    "--model '{}': is not the model that the adapters are trained on: its digest is {}, the "
+                    "run's {}; put that model back",
+                    shown(run.options.model, 300), found, shown(run.base_digest));
 }
 
 }  // namespace sherd::tools

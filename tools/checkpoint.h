@@ -36,6 +36,8 @@ struct RunConfig {
   std::int64_t step = 0;  ///< steps done; the sampler's state too
   double loss = 0;        ///< of the last of them, in nats a byte
   RandomKey generator;
+  /// Of a run that trains adapters: of the model beneath, which its checkpoints leave out.
+  std::string base_digest{};
   std::optional<LossScale> loss_scale{};
   std::optional<Validation> best;
   std::vector<Change> changes;
@@ -78,6 +80,12 @@ RunConfig read_config(const FileSystem::Path& checkpoint, FileSystem& files);
 /// tensor read: the weights alone, or the optimizer's state too.
 void check_weights(const FileSystem::Path& checkpoint, const TrainOptions& options, FileSystem& files);
 void check_states(const FileSystem::Path& checkpoint, const TrainOptions& options, FileSystem& files);
+/// Into what lies on `ranks`, all of which call.
+void load_states(const FileSystem::Path& checkpoint, const TrainOptions& options, nn::Module& model,
+                 nn::Optimizer& optimizer, const Group& ranks, FileSystem& files);
 void load_model(const FileSystem::Path& checkpoint, nn::Gpt& model, FileSystem& files);
+/// ValueError where adapters were trained on another model than lies in the run's folder of it, which has the
+/// digest `found`.
+void check_base(const RunConfig& run, const std::string& found);
 
 }  // namespace sherd::tools

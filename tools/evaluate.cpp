@@ -1,6 +1,7 @@
 #include "tools/evaluate.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "runtime/context.h"
 #include "runtime/ops.h"
@@ -37,8 +38,12 @@ Tensor training_loss(Tensor logits, const Tensor& targets, double factor) {
   return cross_entropy(std::exchange(logits, {}), targets, options);
 }
 
+std::int64_t window_starts(std::size_t size, std::int64_t context) {
+  return std::max<std::int64_t>(static_cast<std::int64_t>(size) - context, 0);
+}
+
 std::int64_t window_count(std::size_t size, std::int64_t context) {
-  return (static_cast<std::int64_t>(size) - 1) / context;
+  return (window_starts(size, context) + context - 1) / context;
 }
 
 double evaluate(nn::Gpt& model, std::span<const std::uint8_t> text, std::int64_t windows,
@@ -50,20 +55,15 @@ double evaluate(nn::Gpt& model, std::span<const std::uint8_t> text, std::int64_t
 
   const NoGrad guard;
   model.eval();
-  double loss = 0;
-  const auto rows = static_cast<std::size_t>(std::max<std::int64_t>(positions_at_once / context, 1));
-  const std::size_t parts = (starts.size() + rows - 1) / rows;
-  const auto ranks = static_cast<std::size_t>(group.size());
-  for (std::size_t first = 0; first < parts; first += ranks) {
-    // Without a part left a rank repeats the last one: all run the model alike.
-    const std::size_t mine = std::min(first + static_cast<std::size_t>(group.rank()), parts - 1) * rows;
-    const std::size_t count = std::min(rows, starts.size() - mine);
-    const std::vector<double> losses =
-        everyones(group, summed_loss(model, text, std::span(starts).subspan(mine, count)));
-    for (std::size_t r = 0; r < std::min(ranks, parts - first); ++r) loss += losses[r];
-  }
+  const std::int64_t rows = std::max<std::int64_t>(positions_at_once / context, 1);
+  const std::vector<double> losses = shared_out(group, (windows + rows - 1) / rows, [&](std::int64_t part) {
+    const std::int64_t first = part * rows, count = std::min(rows, windows - first);
+    return summed_loss(
+        model, text,
+        std::span(starts).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
+  });
   model.train();
-  return loss / static_cast<double>(windows);
+  return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(windows);
 }
 
 }  // namespace sherd::tools

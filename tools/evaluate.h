@@ -18,7 +18,9 @@ nn::Batch batch_for(const nn::Gpt& model, std::span<const std::uint8_t> text,
 /// over. `factor` is what it will be multiplied by before its backward.
 Tensor training_loss(Tensor logits, const Tensor& targets, double factor);
 
-/// Windows side by side that fit into a text of `size` bytes, each with the byte that follows it.
+/// Bytes of a text of `size` with which a window begins that fits, with the byte that follows it.
+std::int64_t window_starts(std::size_t size, std::int64_t context);
+/// Of such windows those that fit side by side.
 std::int64_t window_count(std::size_t size, std::int64_t context);
 
 /// Mean loss in nats a byte over at most `windows` windows side by side, spread evenly over the text; shared

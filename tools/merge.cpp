@@ -13,11 +13,14 @@
 #include "shard/saved_state.h"
 #include "tools/checkpoint.h"
 #include "tools/output.h"
+#include "tools/tuned_model.h"
 
 namespace sherd::tools {
 namespace {
 
 using Path = FileSystem::Path;
+
+const MergeOptions plain;
 
 /// The folder of a run's newest checkpoint, or what was given.
 Path checkpoint_in(const Path& given, FileSystem& files) {
@@ -51,12 +54,20 @@ std::string merge_pretrained(const MergeOptions& options, const Path& checkpoint
   if (!options.config_from.empty()) {
     saved.config_from = options.config_from;
     nn::save_pretrained(whole.tensors, out, saved);
+    return report(options.part, checkpoint, out, whole.tensors.size());
+  }
+  check<ValueError>(files.exists(checkpoint / "config.json"),
+                    "--config-from: '{}' is no checkpoint of sherd train, whose config.json says of what "
+                    "model it is; name a folder with the config.json of such a model",
+                    shown(checkpoint.string(), 300));
+  const RunConfig run = read_config(checkpoint, files);
+  check<ValueError>(run.options.lora == 0 || options.max_shard_size == plain.max_shard_size,
+                    "--max-shard-size {}: adapters lie in one file; leave it out", options.max_shard_size);
+  if (run.options.model.empty()) {
+    nn::save_pretrained(model_options(run.options), whole.tensors, out, saved);
   } else {
-    check<ValueError>(files.exists(checkpoint / "config.json"),
-                      "--config-from: '{}' is no checkpoint of sherd train, whose config.json says of what "
-                      "model it is; name a folder with the config.json of such a model",
-                      shown(checkpoint.string(), 300));
-    nn::save_pretrained(model_options(read_config(checkpoint, files).options), whole.tensors, out, saved);
+    if (run.options.lora > 0) check_base(run, nn::pretrained_digest(run.options.model, files));
+    save_tuned(run.options, checkpoint, options.part, out, saved);
   }
   return report(options.part, checkpoint, out, whole.tensors.size());
 }
@@ -67,6 +78,12 @@ std::string merge(const MergeOptions& options, FileSystem& files) {
   check<ValueError>(options.pretrained || options.config_from.empty(),
                     "--config-from '{}': one file of tensors has no config.json; give --pretrained too",
                     shown(options.config_from, 300));
+  check<ValueError>(options.pretrained || options.max_shard_size == plain.max_shard_size,
+                    "--max-shard-size {}: without --pretrained all tensors go into one file; leave it out",
+                    options.max_shard_size);
+  check<ValueError>(options.part == plain.part || !files.is_file(options.checkpoint),
+                    "--part {}: '{}' is one file of tensors, which are taken as they are; leave --part out",
+                    shown(options.part), shown(options.checkpoint, 300));
   const Path checkpoint = checkpoint_in(options.checkpoint, files);
   const shard::CheckpointTensorsOptions from{options.part, options.group, files};
   const shard::WholeTensors whole = shard::checkpoint_tensors(checkpoint, from);

@@ -10,7 +10,7 @@
 namespace sherd::tools {
 
 struct MergeOptions {
-  std::string checkpoint;      ///< its folder, or a run's, whose newest one is taken
+  std::string checkpoint;      ///< its folder, or a run's, whose newest one is taken, or a file of tensors
   std::string part = "model";  ///< what the checkpoint has files of: model, optimizer
   std::string out;             ///< the file or folder; none: PART.safetensors, or "pretrained"
   bool pretrained = false;     ///< a folder in Hugging Face's format in place of a file

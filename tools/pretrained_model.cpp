@@ -43,13 +43,9 @@ PretrainedModel read_pretrained(const PretrainedChoice& choice, FileSystem& file
   nn::Tokenizer tokenizer = nn::Tokenizer::read(folder, files);
   std::vector<std::int64_t> ends = nn::end_tokens(folder, files);
   if (ends.empty() && tokenizer.eos_token_id()) ends.push_back(*tokenizer.eos_token_id());
-  if (nn::pretrained_kind(folder, files) == nn::PretrainedKind::gpt) {
-    PretrainedModel found{nn::load_gpt(folder, dtype, device, files), std::move(tokenizer), std::move(ends)};
-    std::get<nn::Gpt>(found.model).eval();
-    return found;
-  }
-  PretrainedModel found{nn::load_llama(folder, dtype, device, files), std::move(tokenizer), std::move(ends)};
-  std::get<nn::Llama>(found.model).eval();
+  PretrainedModel found{nn::load_gpt_or_llama(folder, dtype, device, files), std::move(tokenizer),
+                        std::move(ends)};
+  std::visit([](auto& model) { model.eval(); }, found.model);
   return found;
 }
 

@@ -7,6 +7,7 @@
 #include "runtime/shown.h"
 #include "tools/among_ranks.h"
 #include "tools/default_text.h"
+#include "tools/evaluate.h"
 #include "tools/forecast.h"
 #include "tools/generate.h"
 #include "tools/output.h"
@@ -63,7 +64,7 @@ RunConfig resumed_config(TrainOptions asked, const Path& checkpoint, FileSystem&
 }
 
 void check_length(std::span<const std::uint8_t> part, std::string_view name, std::int64_t context) {
-  check<ValueError>(static_cast<std::int64_t>(part.size()) > context,
+  check<ValueError>(window_starts(part.size(), context) > 0,
                     "--context {}: the {} part of the data has {} bytes, at least {} are needed; give more "
                     "data or a shorter context",
                     context, name, part.size(), context + 1);
@@ -140,6 +141,7 @@ Start resumed_start(const TrainOptions& asked, FileSystem& files, SharedText& te
   start.config = resumed_config(asked, checkpoint, files);
   check_sizes(start.config.options, world, files);
   check_trace(asked, start.config, start.out, files);
+  check_base(start.config, text.base_digest(start.config.options, files));
   check_states(checkpoint, start.config.options, files);
   check<ValueError>(text.digest(start.config.options, files) == start.config.data_digest,
                     "--resume: the data is not what the run in '{}' was started with", start.out.string());
@@ -165,6 +167,7 @@ Start new_start(const TrainOptions& asked, FileSystem& files, SharedText& text, 
     check_vocabulary(tokens, start.config.options, files);
   }
   start.config.data_digest = text.digest(start.config.options, files);
+  start.config.base_digest = text.base_digest(start.config.options, files);
   check_apart(start.config, out);
   LockedFolder folder = create_run_folder(asked, files);
   start.out = std::move(folder.path);
@@ -209,6 +212,13 @@ std::uint64_t SharedText::digest(const TrainOptions& options, FileSystem& files)
   return tokens_digest(options, files);
 }
 
+std::string SharedText::base_digest(const TrainOptions& options, FileSystem& files) {
+  if (options.lora == 0) return {};
+  const std::scoped_lock lock(mutex_);
+  if (base_digest_.empty()) base_digest_ = nn::pretrained_digest(options.model, files);
+  return base_digest_;
+}
+
 const Text& SharedText::get(const TrainOptions& options, FileSystem& files) {
   const std::scoped_lock lock(mutex_);
   if (!text_) {
@@ -243,6 +253,7 @@ Start start_run(TrainOptions asked, FileSystem& files, SharedText& text, const W
   start = {out, parse_config(config)};
   if (!start.config.options.model.empty()) {
     text.tokens(start.config, start.out, files);
+    check_base(start.config, text.base_digest(start.config.options, files));
     return start;
   }
   check<ValueError>(text.get(start.config.options, files).digest == start.config.data_digest,

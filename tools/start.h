@@ -23,9 +23,12 @@ class SharedText {
   const Tokens& tokens(const RunConfig& config, const FileSystem::Path& out, FileSystem& files);
   /// Of the data that the options name.
   std::uint64_t digest(const TrainOptions& options, FileSystem& files);
+  /// `nn::pretrained_digest` of the model beneath adapters; empty without.
+  std::string base_digest(const TrainOptions& options, FileSystem& files);
 
  private:
   std::mutex mutex_;
+  std::string base_digest_;
   std::optional<Text> text_;
   std::optional<Tokens> tokens_;
 };

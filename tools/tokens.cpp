@@ -10,21 +10,14 @@
 namespace sherd::tools {
 namespace {
 
-std::int64_t learnt(const nn::Packing& packing) {
-  std::int64_t all = 0;
-  for (std::int64_t row = 0; row < packing.rows(); ++row) all += packing.learnt(row);
-  return all;
-}
-
 Tokens packed(nn::TrainingText text, const TrainOptions& options, std::uint64_t digest) {
-  const nn::PackingOptions rows{.context = options.context};
-  Tokens tokens{nn::Packing(std::move(text.train), rows), nn::Packing(std::move(text.validation), rows),
-                text.files, digest};
-  for (const auto& [packing, name] :
-       {std::pair(&tokens.train, "training"), std::pair(&tokens.validation, "validation")})
-    check<ValueError>(learnt(*packing) > 0,
+  for (const auto& [part, name] :
+       {std::pair(&text.train, "training"), std::pair(&text.validation, "validation")})
+    check<ValueError>(part->learnt() > 0,
                       "--data: the {} part has no token that follows another; give more data", name);
-  return tokens;
+  const nn::PackingOptions rows{.context = options.context};
+  return {nn::Packing(std::move(text.train), rows), nn::Packing(std::move(text.validation), rows), text.files,
+          digest};
 }
 
 std::string text_of(std::uint64_t digest) { return fmt::format("{:016x}", digest); }

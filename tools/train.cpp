@@ -16,7 +16,6 @@
 #include "runtime/late_value.h"
 #include "runtime/log.h"
 #include "runtime/timeline.h"
-#include "shard/checkpoint.h"
 #include "shard/fully_shard.h"
 #include "tools/among_ranks.h"
 #include "tools/byte_job.h"
@@ -100,7 +99,7 @@ class Run {
 
   /// Goes back to the checkpoint that the configuration is of.
   void restore() {
-    shard::load_checkpoint(job_->model(), optimizer_, checkpoint_path(out_, config_.step), group_, files_);
+    load_states(checkpoint_path(out_, config_.step), options(), job_->model(), optimizer_, group_, files_);
     set_generator(config_.generator);
     restore_scale();
     if (!leads()) return;

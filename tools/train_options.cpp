@@ -96,13 +96,12 @@ void validate(const TrainOptions& o) {
 }
 
 TrainOptions with_tuning_defaults(TrainOptions o, FileSystem& files) {
-  const bool is_gpt = nn::pretrained_kind(o.model, files) == nn::PretrainedKind::gpt;
   std::int64_t positions = 0;
-  if (is_gpt) {
-    const nn::GptOptions m = nn::gpt_options(o.model, files);
-    o.layers = m.layers, o.heads = m.heads, o.width = m.width, positions = m.context;
+  const nn::PretrainedOptions model = nn::pretrained_options(o.model, files);
+  if (const auto* gpt = std::get_if<nn::GptOptions>(&model)) {
+    o.layers = gpt->layers, o.heads = gpt->heads, o.width = gpt->width, positions = gpt->context;
   } else {
-    const nn::LlamaOptions m = nn::llama_options(o.model, files);
+    const auto& m = std::get<nn::LlamaOptions>(model);
     o.layers = m.num_hidden_layers, o.heads = m.num_attention_heads, o.width = m.hidden_size;
     positions = m.context();
   }

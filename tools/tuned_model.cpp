@@ -5,10 +5,15 @@
 #include "nn/lora.h"
 #include "runtime/context.h"
 #include "runtime/error.h"
+#include "runtime/io/durable.h"
+#include "runtime/ops.h"
 #include "runtime/shown.h"
+#include "shard/convert.h"
 
 namespace sherd::tools {
 namespace {
+
+using Path = FileSystem::Path;
 
 DType stored_dtype(const TrainOptions& o) { return o.lora > 0 ? dtype_named(o.base_dtype) : f32; }
 
@@ -22,28 +27,63 @@ std::vector<std::string> names_in_list(std::string_view list) {
   return names;
 }
 
+std::variant<nn::Gpt, nn::Llama> made_of(const nn::GptOptions& options) { return nn::Gpt(options); }
+std::variant<nn::Gpt, nn::Llama> made_of(const nn::LlamaOptions& options) { return nn::Llama(options); }
+
+/// The record in another dtype, cast when it is read.
+TensorRecord cast_record(const TensorRecord& from, DType dtype) {
+  return {from.name, dtype, from.shape, {}, [&from, dtype](std::span<std::byte> into) {
+            const NoGrad guard;
+            const Shape shape(std::span(from.shape));
+            const Tensor values = empty(shape, {from.dtype, Device::cpu()});
+            const std::span<std::byte> bytes{values.raw(), static_cast<std::size_t>(values.spec().bytes())};
+            if (from.read)
+              from.read(bytes);
+            else
+              std::ranges::copy(from.bytes, bytes.begin());
+            copy_(from_blob(into.data(), shape, dtype), to(values, dtype));
+          }};
+}
+
+/// What lies beside a model for those who use it.
+void copy_beside(const Path& from, const Path& to, FileSystem& files) {
+  for (const char* name :
+       {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+        "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"}) {
+    if (!files.exists(from / name)) continue;
+    const std::unique_ptr<InputFile> file = files.open(from / name);
+    write_durably(
+        to / name,
+        [&](OutputFile& copy) {
+          std::vector<std::byte> part;
+          for (std::uint64_t at = 0; at < file->size(); at += part.size()) {
+            part.resize(std::min<std::uint64_t>(1 << 20, file->size() - at));
+            file->read(at, part);
+            copy.write(part);
+          }
+        },
+        files);
+  }
+}
+
 }  // namespace
 
 TunedModel TunedModel::read(const TrainOptions& o, FileSystem& files) {
   manual_seed(o.seed);
   const DType dtype = stored_dtype(o);
-  TunedModel tuned(nn::pretrained_kind(o.model, files) == nn::PretrainedKind::gpt
-                       ? Model(nn::load_gpt(o.model, dtype, Device::cpu(), files))
-                       : Model(nn::load_llama(o.model, dtype, Device::cpu(), files)));
+  TunedModel tuned(nn::load_gpt_or_llama(o.model, dtype, Device::cpu(), files));
   manual_seed(o.seed);
   tuned.add_adapters(o);
   return tuned;
 }
 
 TunedModel TunedModel::on_meta(const TrainOptions& o, FileSystem& files) {
-  const TensorOptions meta{stored_dtype(o), Device::meta()};
-  const auto make = [&](auto options) {
-    options.tensor = meta;
-    return options;
-  };
-  TunedModel tuned(nn::pretrained_kind(o.model, files) == nn::PretrainedKind::gpt
-                       ? Model(nn::Gpt(make(nn::gpt_options(o.model, files))))
-                       : Model(nn::Llama(make(nn::llama_options(o.model, files)))));
+  TunedModel tuned(std::visit(
+      [&](auto options) {
+        options.tensor = {stored_dtype(o), Device::meta()};
+        return made_of(options);
+      },
+      nn::pretrained_options(o.model, files)));
   tuned.add_adapters(o);
   return tuned;
 }
@@ -95,15 +135,33 @@ std::vector<nn::Module*> TunedModel::blocks() {
   return blocks;
 }
 
-Tensor TunedModel::logits(const nn::PackedBatch& batch) {
-  const Device device = module().parameters().front().local().device();
-  const Tensor tokens = to(batch.tokens, device);
-  return std::visit([&](auto& model) { return model(tokens, batch.documents); }, model_);
+Tensor TunedModel::loss(const nn::PackedBatch& batch, std::int64_t learnt) {
+  return std::visit([&](auto& model) { return nn::packed_loss(model, batch, learnt); }, model_);
 }
 
 std::int64_t TunedModel::vocabulary() const {
   if (const auto* gpt = std::get_if<nn::Gpt>(&model_)) return gpt->options.vocab;
   return std::get<nn::Llama>(model_).options.vocab_size;
+}
+
+void save_tuned(const TrainOptions& o, const Path& checkpoint, const std::string& part, const Path& folder,
+                nn::SavePretrainedOptions saved) {
+  FileSystem& files = saved.files;
+  if (o.lora > 0) {
+    TunedModel whole = TunedModel::read(o, files);
+    shard::load_checkpoint(whole.module(), checkpoint, {},
+                           {.part = part, .frozen = shard::Frozen::left_out, .files = files});
+    nn::save_lora(whole.module(), folder, {o.model, files});
+    return;
+  }
+  const DType dtype = std::visit([](const auto& options) { return options.tensor.dtype; },
+                                 nn::pretrained_options(o.model, files));
+  const shard::WholeTensors whole = shard::checkpoint_tensors(checkpoint, {.part = part, .files = files});
+  std::vector<TensorRecord> records;
+  for (const TensorRecord& record : whole.tensors) records.push_back(cast_record(record, dtype));
+  saved.config_from = o.model;
+  nn::save_pretrained(records, folder, saved);
+  copy_beside(o.model, folder, files);
 }
 
 Forecast tuning_needs(const TrainOptions& o, FileSystem& files) {

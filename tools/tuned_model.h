@@ -28,8 +28,8 @@ class TunedModel {
 
   nn::Module& module();
   std::vector<nn::Module*> blocks();
-  /// (1, N, vocabulary), on the model's device.
-  Tensor logits(const nn::PackedBatch& batch);
+  /// `nn::packed_loss`.
+  Tensor loss(const nn::PackedBatch& batch, std::int64_t learnt);
   std::int64_t vocabulary() const;
   bool has_tied_head() const;
 
@@ -40,6 +40,10 @@ class TunedModel {
   Model model_;
 };
 
+/// Writes what a run has made of its model's folder, from a checkpoint's part: a folder as that one, in its
+/// dtype, with its tokenizer; of adapters PEFT's folder. `saved` says how, but for `config_from`.
+void save_tuned(const TrainOptions& options, const FileSystem::Path& checkpoint, const std::string& part,
+                const FileSystem::Path& folder, nn::SavePretrainedOptions saved);
 /// Bytes over all ranks that tuning takes at least. The options are within their ranges.
 Forecast tuning_needs(const TrainOptions& options, FileSystem& files);
 

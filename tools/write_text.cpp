@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "nn/generate.h"
+#include "nn/next_token.h"
 #include "nn/text_stream.h"
 #include "runtime/error.h"
 #include "runtime/shown.h"
@@ -13,18 +13,28 @@ namespace {
 
 using TokenList = std::vector<std::int64_t>;
 
+nn::GenerateOptions drawing(const WriteOptions& o) {
+  return {.max_new_tokens = o.tokens,
+          .temperature = o.temperature,
+          .top_k = o.top_k,
+          .top_p = o.top_p,
+          .seed = o.seed};
+}
+
+/// Whether it says how to draw.
+bool draws(const WriteOptions& o) {
+  const WriteOptions plain;
+  return o.temperature != plain.temperature || o.top_k != plain.top_k || o.top_p != plain.top_p ||
+         o.seed != plain.seed;
+}
+
 void validate(const WriteOptions& o) {
-  constexpr std::int64_t most = 1 << 30;
-  check<ValueError>(o.tokens >= 1 && o.tokens <= most, "--tokens {}: takes values from 1 to {}", o.tokens,
-                    most);
-  check<ValueError>(o.temperature >= 0 && o.temperature <= 1e6,
-                    "--temperature {}: takes values from 0 to 1e6", o.temperature);
-  check<ValueError>(o.top_k >= 0 && o.top_k <= most,
-                    "--top-k {}: takes values from 0 to {}; 0 draws from all", o.top_k, most);
-  check<ValueError>(o.top_p > 0 && o.top_p <= 1, "--top-p {}: takes values above 0, up to 1", o.top_p);
+  nn::validate(drawing(o), nn::OptionNames::flags);
+  check<ValueError>(o.tokens >= 1, "--tokens {}: asks for no text; take 1 or more", o.tokens);
   check<ValueError>(o.beams >= 1 && o.beams <= 1024, "--beams {}: takes values from 1 to 1024", o.beams);
-  check<ValueError>(o.beams == 1 || (o.top_k == 0 && o.top_p == 1),
-                    "--beams {}: beams draw nothing; leave out --top-k and --top-p", o.beams);
+  check<ValueError>(o.beams == 1 || !draws(o),
+                    "--beams {}: beams draw nothing; leave out --temperature, --top-k, --top-p and --seed",
+                    o.beams);
   for (const std::string& text : o.stop)
     check<ValueError>(!text.empty(), "--stop: one is empty; leave it out");
 }
@@ -58,11 +68,13 @@ class InTurn {
   std::size_t now_ = 0;
 };
 
-/// What ends a text: the model's own tokens, and those that are a stop text, since special ones have no text.
+/// What ends a text: the model's own tokens, and special ones that a stop text spells, which have no text.
+/// The spelling of another token is none of what it says ("Ġ" for a space).
 TokenList stop_tokens_of(const PretrainedModel& from, const WriteOptions& o) {
   TokenList tokens = from.end_tokens;
   for (const std::string& text : o.stop)
-    if (const auto token = from.tokenizer.token_to_id(text)) tokens.push_back(*token);
+    if (const auto token = from.tokenizer.token_to_id(text); token && from.tokenizer.is_special(*token))
+      tokens.push_back(*token);
   return tokens;
 }
 
@@ -80,12 +92,8 @@ void write_drawn(const PretrainedModel& from, const WriteOptions& o, const std::
                  InTurn& texts) {
   const auto streams = streams_of(from, o, prompts);
   std::vector<std::int64_t> left(prompts.size(), o.tokens);
-  const nn::GenerateOptions options{.max_new_tokens = o.tokens,
-                                    .temperature = o.temperature,
-                                    .top_k = o.top_k,
-                                    .top_p = o.top_p,
-                                    .stop_tokens = stop_tokens_of(from, o),
-                                    .seed = o.seed};
+  nn::GenerateOptions options = drawing(o);
+  options.stop_tokens = stop_tokens_of(from, o);
   const auto on_token = [&](std::size_t row, std::int64_t token) {
     const bool last = std::ranges::find(options.stop_tokens, token) != options.stop_tokens.end();
     if (!last) texts.add(row, streams[row]->step(token));

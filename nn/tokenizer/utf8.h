@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/export.h"
+
 namespace sherd::nn::tokens {
 
 constexpr std::string_view replacement = "\xEF\xBF\xBD";  // U+FFFD
@@ -20,7 +22,7 @@ Character first_character(std::string_view text);
 void append_utf8(std::string& text, char32_t code);
 
 /// Bytes of `text` before the first that is malformed.
-std::size_t sound_prefix(std::string_view text);
+SHERD_API std::size_t sound_prefix(std::string_view text);
 
 /// What becomes U+FFFD, once.
 enum class Malformed { bytes, beginnings };  // each byte; or as many bytes as may begin a character

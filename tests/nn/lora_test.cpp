@@ -182,6 +182,53 @@ TEST_CASE("lora: a saved folder has PEFT's names, bytes and config") {
   });
 }
 
+TEST_CASE("lora: ranks and alphas by layer are saved as PEFT's patterns, and loaded from them") {
+  each_golden([](const char* name, const auto& base) {
+    const TempDirectory root;
+    const auto has = [&](const std::vector<LoraOptions>& options) {
+      auto model = base.clone();
+      for (const LoraOptions& o : options) add_lora(model, o);
+      const NoGrad guard;
+      for (Parameter& p : lora_parameters(model)) copy_(p.data(), rand(p.shape(), {}, -1, 1));
+      return model;
+    };
+    const bool is_gpt = std::is_same_v<std::remove_cvref_t<decltype(base)>, Gpt>;
+    const std::string first = is_gpt ? "blocks.0.qkv" : "model.layers.0.self_attn.q_proj",
+                      second = is_gpt ? "blocks.1.qkv" : "model.layers.1.self_attn.q_proj",
+                      others = is_gpt ? "up" : "down_proj";
+    auto model = has({{.rank = 3, .alpha = 6, .targets = {others}},
+                      {.rank = 5, .alpha = 6, .targets = {first}},
+                      {.rank = 3, .alpha = 2.5, .targets = {second}}});
+    save_lora(model, root / "mine");
+    const json config = json::parse(text_of(root / "mine" / "adapter_config.json"));
+    CHECK(config.at("r") == 3);
+    CHECK(config.at("lora_alpha") == 6);
+    const std::string layers = is_gpt ? "transformer.h." : "model.layers.",
+                      member = is_gpt ? ".attn.c_attn" : ".self_attn.q_proj";
+    CHECK(config.at("rank_pattern") == json({{layers + "0" + member, 5}}));
+    CHECK(config.at("alpha_pattern") == json({{layers + "1" + member, 2.5}}));
+    const Tensor tokens = load_state(adapters_of(name) / "expected.safetensors").at("tokens");
+    const auto loads = [&](const std::filesystem::path& folder) {
+      auto again = base.clone();
+      load_lora(again, folder);
+      again.eval(), model.eval();
+      CHECK(same_bits(again(tokens).detach(), model(tokens).detach()));
+      load_lora(again, folder);  // into adapters that are there
+      CHECK(same_bits(again(tokens).detach(), model(tokens).detach()));
+    };
+    loads(root / "mine");
+    // The same in other words: the ends of names, and defaults that no layer has.
+    write_changed(
+        root / "ends", root / "mine",
+        {{"r", 7},
+         {"rank_pattern", {{"0" + member, 5}, {"1" + member, 3}, {is_gpt ? "c_fc" : "down_proj", 3}}},
+         {"alpha_pattern", {{"h.9" + member, 4}, {"1" + member, 2.5}}}});
+    loads(root / "ends");
+    auto unlike = has({{.rank = 3, .alpha = 6, .targets = {others, first, second}}});
+    CHECK_THROWS_WITH(load_lora(unlike, root / "mine"), ContainsSubstring("the model has others"));
+  });
+}
+
 TEST_CASE("lora: adapters of every rank, target and dtype start as nothing, learn alone and merge") {
   const Tensor tokens = some_tokens();
   for (const DType base : {f32, bf16, f16, f64})
@@ -426,8 +473,8 @@ TEST_CASE("lora: what cannot be is refused, and nothing has changed") {
   add_lora(model, {.targets = {"q_proj"}});
   CHECK_THROWS_WITH(add_lora(model, {.targets = {"q_proj"}}), ContainsSubstring("has an adapter"));
   CHECK_THROWS_WITH(save_pretrained(model, root / "x"), ContainsSubstring("save_lora, or merge"));
-  add_lora(model, {.rank = 3, .targets = {"v_proj"}});
-  CHECK_THROWS_WITH(save_lora(model, root / "x"), ContainsSubstring("differ in rank"));
+  add_lora(model, {.dropout = 0.5, .targets = {"v_proj"}});
+  CHECK_THROWS_WITH(save_lora(model, root / "x"), ContainsSubstring("differ in what a folder has one of"));
 
   LlamaOptions tied = small_options();
   tied.tie_word_embeddings = true;
@@ -450,7 +497,13 @@ TEST_CASE("lora: a folder that says something else is refused by the key") {
   refuses({{"peft_type", "IA3"}}, "peft_type is \"IA3\"");
   refuses({{"use_dora", true}}, "use_dora is true; supported: false");
   refuses({{"bias", "all"}}, "bias is \"all\"");
-  refuses({{"rank_pattern", {{"q_proj", 8}}}}, "rank_pattern");
+  refuses({{"rank_pattern", {{"q_proj", 8}}}}, "the model takes floats of shape [8, 16]");
+  refuses({{"rank_pattern", {{"q_proj", 0}}}}, "rank_pattern': q_proj is 0");
+  refuses({{"rank_pattern", {{"q_proj", nullptr}}}}, "rank_pattern': q_proj is missing");
+  refuses({{"rank_pattern", {8}}}, "rank_pattern is [8]; supported: an object");
+  refuses({{"rank_pattern", {{"^.*q_proj", 8}}}}, "supported: names of layers");
+  refuses({{"alpha_pattern", {{"q_proj", -1}}}}, "alpha_pattern': q_proj is -1");
+  refuses({{"alpha_pattern", {{"q_proj", 1}, {"self_attn.q_proj", 2}}}}, "one of them is meant");
   refuses({{"modules_to_save", {"lm_head"}}}, "modules_to_save");
   refuses({{"init_lora_weights", "pissa"}}, "init_lora_weights is \"pissa\"");
   refuses({{"layers_to_transform", {0}}}, "layers_to_transform");

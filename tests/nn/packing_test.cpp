@@ -6,8 +6,10 @@
 #include <numeric>
 #include <random>
 
+#include "nn/batch_sampler.h"
 #include "nn/compile.h"
 #include "nn/llama.h"
+#include "nn/lora.h"
 #include "nn/pretrained.h"
 #include "runtime/ops.h"
 #include "tests/message_of.h"
@@ -134,6 +136,11 @@ TEST_CASE("documents: lengths that do not fill the tokens, or are beyond the pos
   refuses({5, 4}, "of 9 tokens in all, and there are 10");
   refuses({6, 5}, "of 11 tokens in all, and there are 10");
   refuses({}, "of 0 tokens in all");
+  const Tensor nothing = zeros({1, 0}, {i64, Device::cpu()});
+  for (const Documents& none : {Documents{}, Documents{{}}}) {
+    CHECK(llama(nothing, none).shape() == Shape{1, 0, 256});
+    CHECK(gpt(nothing, none).shape() == Shape{1, 0, 256});
+  }
   refuses({5, 0, 5}, "a document of 0 tokens; each has from 1 to 6");
   refuses({-1, 11}, "a document of -1 tokens");
   refuses({7, 3}, "a document of 7 tokens");
@@ -142,7 +149,8 @@ TEST_CASE("documents: lengths that do not fill the tokens, or are beyond the pos
 }
 
 TEST_CASE(
-    "packing: every token stands once, in pieces of its document, and is learnt as often as it should") {
+    "packing: every token that teaches stands once, in pieces of its document, and all are learnt that "
+    "should") {
   for (const unsigned seed : {1U, 2U, 3U, 4U})
     for (const std::int64_t context : {2, 7, 16, 100}) {
       INFO("seed " << seed << ", context " << context);
@@ -156,6 +164,7 @@ TEST_CASE(
         CHECK(batch.tokens.numel() <= context);
         CHECK(batch.tokens.numel() == packing.tokens(row));
         CHECK(batch.learnt == packing.learnt(row));
+        CHECK(batch.learnt > 0);
         CHECK(std::ranges::is_sorted(batch.documents.lengths, std::ranges::greater()));
         CHECK(std::accumulate(batch.documents.lengths.begin(), batch.documents.lengths.end(),
                               std::int64_t{0}) == batch.tokens.numel());
@@ -166,12 +175,20 @@ TEST_CASE(
         counted += batch.learnt, tokens += packing.tokens(row);
       }
       CHECK(open <= 1);  // two of them would be one row
-      std::vector<std::int64_t> all(text.tokens.begin(), text.tokens.end()), due;
-      for (std::size_t d = 0, begin = 0; d < text.ends.size();
-           begin = static_cast<std::size_t>(text.ends[d++]))
-        for (std::size_t i = begin + static_cast<std::size_t>(std::max<std::int64_t>(text.prompts[d], 1));
-             i < static_cast<std::size_t>(text.ends[d]); ++i)
-          due.push_back(text.tokens[i]);
+      std::vector<std::int64_t> all, due;
+      std::int64_t begin = 0;
+      for (std::size_t d = 0; d < text.ends.size(); begin = text.ends[d++]) {
+        const std::int64_t first = begin + std::max<std::int64_t>(text.prompts[d], 1), end = text.ends[d];
+        const std::span document(text.tokens);
+        for (std::int64_t i = first; i < end; ++i) due.push_back(document[static_cast<std::size_t>(i)]);
+        // Of each piece all of its tokens, where one of those that follow them is due.
+        for (std::int64_t at = begin; at < end; at += context) {
+          const std::int64_t to = std::min(at + context, end);
+          if (std::max(first, at + 1) >= std::min(to + 1, end)) continue;
+          for (std::int64_t i = at; i < to; ++i) all.push_back(document[static_cast<std::size_t>(i)]);
+        }
+      }
+      CHECK(text.learnt() == static_cast<std::int64_t>(due.size()));
       CHECK(tokens == static_cast<std::int64_t>(all.size()));
       CHECK(counted == static_cast<std::int64_t>(due.size()));
       for (auto* list : {&all, &due, &inputs, &learnt}) std::ranges::sort(*list);
@@ -180,16 +197,66 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("packing: batches of any rows, in any order, have a finite loss and gradients") {
+  Gpt model(GptOptions{.layers = 1, .width = 16, .context = 8});
+  TokenizedText text;
+  // Prompts that fill rows, tokens that follow none, and pieces of one token.
+  for (const std::int64_t length : {1, 8, 9, 1, 16, 17, 3, 1})
+    text.add(std::vector<std::int64_t>(static_cast<std::size_t>(length), 5), length > 3 ? length - 1 : 0);
+  const Packing packing(text, {.context = 8});
+  EpochSampler sampler(packing.rows(), {.batch = 1});
+  for (std::int64_t step = 0; step < 2 * sampler.steps_per_epoch(); ++step) {
+    const PackedBatch batch = packing.batch(sampler.next());
+    const Tensor loss = packed_loss(model, batch, batch.learnt);
+    CHECK(std::isfinite(loss.item()));
+    loss.backward();
+    for (const auto& [name, gradient] : gradients(model)) CHECK(std::isfinite(sum(abs(gradient)).item()));
+    model.zero_grad();
+  }
+}
+
+TEST_CASE("packing: a model's loss and gradients are those of its logits, without holding them") {
+  const auto check_same = [](auto model) {
+    const Packing packing(random_text(6, 20, 12), {.context = 12});
+    const PackedBatch batch = packing.batch(all_rows(packing));
+    const Tensor of_logits = packed_loss(model(batch.tokens, batch.documents), batch.targets, batch.learnt);
+    of_logits.backward();
+    const auto expected = gradients(model);
+    model.zero_grad();
+    const Tensor loss = packed_loss(model, batch, batch.learnt);
+    loss.backward();
+    CHECK(std::abs(loss.item() - of_logits.item()) < 1e-5 * std::abs(of_logits.item()));
+    const auto found = gradients(model);
+    REQUIRE(found.size() == expected.size());
+    for (const auto& [name, gradient] : found) {
+      INFO(name);
+      CHECK(distance(gradient, expected.at(name)) <
+            2e-5 * std::max(1.0, amax(abs(expected.at(name))).item()));
+    }
+    const NoGrad guard;
+    CHECK(std::abs(packed_loss(model, batch, batch.learnt).item() - of_logits.item()) <
+          1e-5 * std::abs(of_logits.item()));
+  };
+  for (const char* name : {"llama_linear", "qwen2", "gemma2"}) {  // the last caps its logits
+    INFO(name);
+    check_same(load_llama(goldens / name, f32));
+  }
+  check_same(load_gpt(goldens / "gpt2", f32));
+  Llama adapted = load_llama(goldens / "llama_linear", f32);
+  add_lora(adapted, {.rank = 2, .alpha = 4, .targets = {"lm_head"}});
+  check_same(std::move(adapted));
+}
+
 TEST_CASE("packing: the losses of parts, over what all learn, add up to the loss of the whole") {
   Llama model = load_llama(goldens / "llama_linear", f32);
   const Packing packing(random_text(6, 20, 12), {.context = 16});
   const PackedBatch whole = packing.batch(all_rows(packing));
   const NoGrad guard;
-  const double loss = packed_loss(model(whole.tokens, whole.documents), whole.targets, whole.learnt).item();
+  const double loss = packed_loss(model, whole, whole.learnt).item();
   double sum = 0;
   for (std::int64_t row = 0; row < packing.rows(); ++row) {
     const PackedBatch part = packing.batch(std::vector{row});
-    sum += packed_loss(model(part.tokens, part.documents), part.targets, whole.learnt).item();
+    sum += packed_loss(model, part, whole.learnt).item();
   }
   CHECK(std::abs(sum - loss) < 1e-5);
 }
@@ -198,7 +265,7 @@ TEST_CASE("packing: what is no text, no row or no context is refused") {
   TokenizedText text;
   const std::vector<std::int64_t> none, some = {1, 2, 3};
   CHECK_THAT(message_of<ValueError>([&] { Packing(text, {.context = 8}); }),
-             ContainsSubstring("without documents"));
+             ContainsSubstring("a text of 0 documents of which nothing is learnt"));
   CHECK_THAT(message_of<ValueError>([&] { text.add(none); }), ContainsSubstring("without tokens"));
   CHECK_THAT(message_of<ValueError>([&] { text.add(some, 4); }), ContainsSubstring("a prompt of 4 tokens"));
   CHECK_THAT(message_of<ValueError>([&] { text.add(some, -1); }), ContainsSubstring("a prompt of -1"));
@@ -206,9 +273,13 @@ TEST_CASE("packing: what is no text, no row or no context is refused") {
     CHECK_THAT(message_of<ValueError>([&] { text.add(std::vector{token}); }), ContainsSubstring("2^31"));
   CHECK(text.documents() == 0);
   text.add(some, 3);
+  text.add(std::vector<std::int64_t>{4});
+  CHECK_THAT(message_of<ValueError>([&] { Packing(text, {.context = 8}); }),
+             ContainsSubstring("a text of 2 documents of which nothing is learnt"));
+  text.add(some);
   CHECK_THAT(message_of<ValueError>([&] { Packing(text, {.context = 1}); }), ContainsSubstring("context 1"));
   const Packing packing(text, {.context = 8});
-  CHECK(packing.learnt(0) == 0);
+  CHECK(packing.learnt(0) == 2);
   CHECK_THAT(message_of<ValueError>([&] { packing.batch(none); }), ContainsSubstring("no rows"));
   for (const std::int64_t row : {-1, 1})
     CHECK_THAT(message_of<ValueError>([&] { packing.batch(std::vector{row}); }), ContainsSubstring("of 1"));

@@ -142,6 +142,8 @@ TEST_CASE("training text: a bad line or file is one line of an error that names 
       {"{}", "has the keys ()"},
       {"{\"a\\nb\\u001b\": 1}", "has the keys (a?b?)"},
       {deep, "is nested deeper than 64 levels"},
+      {R"({"text": "a", "n": 1e999})", "has a number that is too large for f64"},
+      {"-1e400", "has a number that is too large for f64"},
       {std::string((1 << 24) + 1, ' '), "has more than 16777216 bytes"}};
   for (const auto& [line, why] : bad) {
     write(folder / "bad.jsonl", good + "\n" + good + line + "\n" + good);
@@ -305,7 +307,7 @@ Tuned tuned(Model& model, const TrainingText& text, const World* world, const js
   Tuned result;
   for (std::int64_t step = 0; step < steps; ++step) {
     const PackedBatch batch = train.batch(mine);
-    const Tensor loss = mul(packed_loss(model(batch.tokens, batch.documents), batch.targets, learnt), ranks);
+    const Tensor loss = mul(packed_loss(model, batch, learnt), ranks);
     loss.backward();
     adam.set_lr(schedule(step));
     adam.step_clipped(shard::grad_norm(model.parameters()), 1);
@@ -316,7 +318,7 @@ Tuned tuned(Model& model, const TrainingText& text, const World* world, const js
   std::iota(all.begin(), all.end(), 0);
   const NoGrad guard;
   const PackedBatch batch = validation.batch(all);
-  result.validation = packed_loss(model(batch.tokens, batch.documents), batch.targets, batch.learnt).item();
+  result.validation = packed_loss(model, batch, batch.learnt).item();
   return result;
 }
 

@@ -12,6 +12,8 @@
 #include "runtime/ops.h"
 #include "shard/checkpoint.h"
 #include "shard/fully_shard.h"
+#include "shard/run_state.h"
+#include "shard/saved_state.h"
 #include "shard/sharded_state.h"
 #include "tests/catch.h"
 #include "tests/shard/message_on_all.h"
@@ -199,6 +201,84 @@ TEST_CASE("states of ranks in memory load in part, and say the same of what one 
           }));
         }
     }
+}
+
+TEST_CASE(
+    "a checkpoint without what is frozen loads wherever that is there, model and optimizer, on any ranks") {
+  const auto frozen = [](const World& world, Way way, std::uint64_t seed) {
+    manual_seed(seed);
+    auto net = std::make_unique<Net>();
+    manual_seed(11);
+    const Net base;  // the same for all
+    {
+      const NoGrad guard;
+      copy_(net->in.weight.data(), base.in.weight.data());
+      copy_(net->in.bias.data(), base.in.bias.data());
+    }
+    net->in.set_requires_grad(false);
+    place(net->head, *net, world, way);
+    return net;
+  };
+  const auto optimizer_of = [](Net& net) { return nn::AdamW(net.head.parameters(), {.lr = 0.1}); };
+  const auto step = [](Net& net, nn::AdamW& adam) {
+    sum(net(ones({2, 5}, {}))).backward();
+    adam.step(), adam.zero_grad();
+  };
+  const TempDirectory folder;
+  for (const Way way : ways)
+    for (const auto& [before, after] : {std::pair{1, 1}, {1, 2}, {2, 1}, {4, 2}}) {
+      const Path path = folder / fmt::format("{} {} {}", static_cast<int>(way), before, after);
+      INFO(path);
+      Values saved, next;
+      CHECK_NOTHROW(run_ranks(before, [&](World& world) {
+        const auto net = frozen(world, way, 3);
+        nn::AdamW adam = optimizer_of(*net);
+        step(*net, adam);
+        shard::save_checkpoint(*net, adam, path, world.group(), {.frozen = shard::Frozen::left_out});
+        const Values now = values(*net);
+        step(*net, adam);
+        const Values then = values(*net);
+        if (world.rank() == 0) saved = now, next = then;
+      }));
+      const shard::SavedState state(path, "model");
+      std::vector<std::string> names;
+      for (const shard::SavedTensor& t : state.tensors()) names.emplace_back(t.name);
+      CHECK(names == std::vector<std::string>{"head.bias", "head.weight", "mean"});
+      CHECK_NOTHROW(run_ranks(after, [&](World& world) {
+        const auto net = frozen(world, way, 5);
+        nn::AdamW adam = optimizer_of(*net);
+        const Values old = values(*net);
+        const std::string message =
+            message_on_all(world, [&] { shard::load_checkpoint(*net, adam, path, world.group()); });
+        expect(message.find("lacks 'in.") != message.npos && values(*net) == old, "{}", message);
+        const nn::Mismatch mismatch =
+            shard::load_checkpoint(*net, adam, path, world.group(), {.frozen = shard::Frozen::left_out});
+        expect(mismatch.missing.empty() && mismatch.unknown.empty(), "frozen parameters are missing");
+        expect(values(*net) == saved, "other values");
+        step(*net, adam);
+        expect(values(*net) == next, "another step");
+        // What is trained has to be there.
+        net->in.set_requires_grad(true);
+        const std::string lacks = message_on_all(world, [&] {
+          shard::load_checkpoint(*net, adam, path, world.group(), {.frozen = shard::Frozen::left_out});
+        });
+        expect(lacks.find("lacks 'in.") != lacks.npos, "{}", lacks);
+      }));
+    }
+}
+
+TEST_CASE("a run's state says of each model whether what is frozen is in it") {
+  const TempDirectory folder;
+  Net net, other;
+  net.in.set_requires_grad(false), other.in.set_requires_grad(false);
+  shard::RunState run;
+  run.add("model", net, shard::Frozen::left_out).add("other", other);
+  shard::save_checkpoint(run, folder / "run", {});
+  CHECK(shard::SavedState(folder / "run", "model").find("in.weight") == nullptr);
+  CHECK(shard::SavedState(folder / "run", "other").find("in.weight") != nullptr);
+  CHECK_NOTHROW(shard::load_checkpoint(run, folder / "run", {}));
+  CHECK_THROWS_AS(shard::save_checkpoint(run, folder / "again", {}, {.frozen = shard::Frozen::left_out}),
+                  ValueError);
 }
 
 TEST_CASE("what does not load in part is one line with the file's name on every rank, and nothing changes") {

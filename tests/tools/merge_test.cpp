@@ -59,6 +59,8 @@ TEST_CASE("what cannot be merged is one line, and nothing is written") {
       {{"empty"}, "model.safetensors"},
       {{"two", "--part", "ema"}, "ema"},
       {{"two", "--part", "../x"}, "../x"},
+      {{"two/step-2/model.rank-0.safetensors", "--part", "optimizer"}, "leave --part out"},
+      {{"two", "--max-shard-size", "1000"}, "without --pretrained all tensors go into one file"},
       {{"two", "--out", "two/step-2/model.rank-0.safetensors"}, "--out"},
       {{"two", "--out", "two/step-2/new.safetensors"}, "--out"},
       {{"two", "--out", "empty"}, "--out"},

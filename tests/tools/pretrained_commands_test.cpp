@@ -123,19 +123,51 @@ TEST_CASE("sherd generate ends a text before a stop text, and where the model's 
     INFO(o.stop[1]);
     CHECK(written(o) == whole.substr(0, whole.find(o.stop[1], begin)) + "\n");
   }
-  // A special token has no text, and stops nevertheless.
-  const nn::Tokenizer tokenizer = nn::Tokenizer::read(*folder);
-  o.stop = {};
-  o.tokens = 60;
-  const std::string named = [&] {
-    nn::Llama model = nn::load_llama(*folder);
-    model.eval();
-    const Tokens found = nn::generate(model, tokenizer.encode(o.prompts[0]),
-                                      {.max_new_tokens = 6, .temperature = 2, .seed = 4});
-    return tokenizer.id_to_token(found[3]);
-  }();
-  o.stop = {named};
-  CHECK(written(o).size() < whole.size());
+}
+
+TEST_CASE(
+    "a special token has no text and stops sherd generate nevertheless; the spelling of another is none") {
+  const TempDirectory root;
+  for (const std::string name : {"llama", "gpt2"}) {
+    INFO(name);
+    const std::optional<Path> folder = model_folder(root, name);
+    if (!folder) continue;
+    tools::WriteOptions o{.tokens = 40, .temperature = 2, .seed = 4};
+    o.model.folder = folder->string(), o.prompts = {"The License"};
+    const std::string whole = written(o);
+    const nn::Tokenizer tokenizer = nn::Tokenizer::read(*folder);
+    const nn::GenerateOptions options{
+        .max_new_tokens = 40, .temperature = 2, .stop_tokens = nn::end_tokens(*folder), .seed = 4};
+    const std::vector<Tokens> prompts = {tokenizer.encode(o.prompts[0])};
+    const auto found = std::visit(
+        [&](auto model) {
+          model.eval();
+          return nn::generate(model, prompts, options);
+        },
+        nn::load_gpt_or_llama(*folder))[0];
+    // One whose spelling (with a mark for a space) is not in the text.
+    const auto spelt = std::ranges::find_if(found, [&](std::int64_t token) {
+      const std::string spelling = tokenizer.id_to_token(token);
+      return !tokenizer.is_special(token) && whole.find(spelling) == std::string::npos;
+    });
+    REQUIRE(spelt != found.end());
+    o.stop = {tokenizer.id_to_token(*spelt)};
+    CHECK(written(o) == whole);
+    // The same token as a special one.
+    const Path file = *folder / "tokenizer.json";
+    nlohmann::json changed = nlohmann::json::parse(posix_file_system().read(file));
+    changed["added_tokens"].push_back({{"id", *spelt},
+                                       {"content", o.stop[0]},
+                                       {"single_word", false},
+                                       {"lstrip", false},
+                                       {"rstrip", false},
+                                       {"normalized", false},
+                                       {"special", true}});
+    std::ofstream(file) << changed;
+    REQUIRE(nn::Tokenizer::read(*folder).is_special(*spelt));
+    CHECK(written(o).size() < whole.size());
+    CHECK(whole.starts_with(written(o).substr(0, o.prompts[0].size())));
+  }
 }
 
 TEST_CASE("sherd generate writes the best beam") {
@@ -219,6 +251,10 @@ TEST_CASE("sherd generate and sherd evaluate say in one line what is wrong") {
       {{"generate", "llama", "--prompt", "a", "--top-p", "0"}, "--top-p 0"},
       {{"generate", "llama", "--prompt", "a", "--beams", "0"}, "--beams 0"},
       {{"generate", "llama", "--prompt", "a", "--beams", "2", "--top-k", "3"}, "beams draw nothing"},
+      {{"generate", "llama", "--prompt", "a", "--beams", "2", "--top-p", "0.5"}, "beams draw nothing"},
+      {{"generate", "llama", "--prompt", "a", "--beams", "2", "--temperature", "0.5"}, "beams draw nothing"},
+      {{"generate", "llama", "--prompt", "a", "--beams", "2", "--seed", "5"}, "beams draw nothing"},
+      {{"generate", "llama", "--prompt", "a", "--tokens", "1073741825"}, "--tokens 1073741825"},
       {{"generate", "llama", "--prompt", "a", "--beams", "2", "--tokens", "90"}, "beyond the context of 64"},
       {{"generate", "llama", "--prompt", "a", "--stop", ""}, "--stop"},
       {{"generate", "llama", "--prompt", "a", "--stop", "\x80"}, "UTF-8"},
