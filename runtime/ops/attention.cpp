@@ -101,8 +101,8 @@ Tensor drop(const AttentionRule& rule, const Tensor& weights) {
   return mul(weights, dropout_factors(rule, weights.spec()));
 }
 
-/// The weights of scores of which `seen` are seen. The scores of others are replaced before the softmax, so
-/// that no gradient of a row that sees none is 0 times infinity.
+/// The weights of scores of which `seen` are seen. The scores of others, NaN too, are replaced before the
+/// softmax, so that no gradient of a row that sees none is 0 times infinity.
 Tensor seen_weights(const Tensor& scores, const Tensor& seen) {
   if (!seen.defined()) return softmax(scores);
   const Tensor shown = where(seen, scores, -std::numeric_limits<double>::infinity());
@@ -115,15 +115,9 @@ Tensor masked_formula(const AttentionRule& rule, Inputs in) {
   const std::int64_t heads = in[0].shape()[1], tq = in[0].shape()[2], tk = in[1].shape()[2];
   const Tensor q = to(in[0], wide), k = to(with_heads(in[1], heads), wide),
                v = to(with_heads(in[2], heads), wide);
-  Tensor mask = in[3];
-  const Tensor seen = seen_keys(rule, mask, tq, tk, q.device());
-  if (!mask.defined() || mask.dtype() == DType::boolean || rule.causal || mask.rank() == 0 || tk == 0)
-    return to(matmul(drop(rule, seen_weights(biased_scores(rule, q, k, mask), seen)), v), in[0].dtype());
-  // Rows of -inf are made zeros in the mask and in the result, which are smaller than the scores.
-  const Tensor blind = logical_not(any(seen, {-1}, Keep::dims));
-  mask = masked_fill(mask, blind, 0);
-  const Tensor y = matmul(drop(rule, softmax(biased_scores(rule, q, k, mask))), v);
-  return to(masked_fill(y, blind, 0), in[0].dtype());
+  const Tensor seen = seen_keys(rule, in[3], tq, tk, q.device());
+  const Tensor weights = drop(rule, seen_weights(biased_scores(rule, q, k, in[3]), seen));
+  return to(matmul(weights, v), in[0].dtype());
 }
 
 /// (B, H, T, D) as (B, T, H D), and back.

@@ -66,7 +66,8 @@ Tensor cdist(const Tensor& a, const Tensor& b, double p) {
   constexpr std::int64_t few = 25;  // as in PyTorch
   return in_wide(a, b, [&](const Tensor& x, const Tensor& y) {
     if (p == 2 && (x.size(-2) > few || y.size(-2) > few)) return euclidean(x, y);
-    return norm(sub(unsqueeze(x, -2), unsqueeze(y, -3)), p, {-1});
+    const Tensor apart = sub(unsqueeze(x, -2), unsqueeze(y, -3));
+    return x.size(-1) == 0 ? sum(apart, {-1}) : norm(apart, p, {-1});  // of no column any norm is 0
   });
 }
 

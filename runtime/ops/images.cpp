@@ -192,7 +192,8 @@ Tensor mirrored(const Tensor& x, std::int64_t size, GridCorners corners) {
 Tensor inside(const Tensor& x, std::int64_t size, const GridSampleOptions& o) {
   if (o.outside == GridPadding::zeros) return x;
   const Tensor turned = o.outside == GridPadding::reflection ? mirrored(x, size, o.corners) : x;
-  return clamp(turned, 0, static_cast<double>(size - 1));
+  const Tensor placed = clamp(turned, 0, static_cast<double>(size - 1));
+  return where(isnan(placed), 0.0, placed);  // as in PyTorch
 }
 
 /// The pixels of all images as rows of their channels, and behind them one of zeros for what is outside.
@@ -299,6 +300,14 @@ Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, 
   for (int i = 2; i < x.rank(); ++i) pixels *= x.shape()[i];
   check<ShapeError>(
       pixels != 1, "instance_norm: one element a channel in shape {}; its deviation is of no use", x.shape());
+  check<DTypeError>(is_floating(x.dtype()), "instance_norm: takes floating dtypes, got {}",
+                    name_of(x.dtype()));
+  const DType wide = compute_dtype(x.dtype());
+  for (const Tensor* t : {&weight, &bias})
+    check<ShapeError>(!t->defined() || (t->shape() == Shape{c} && t->dtype() == wide),
+                      "instance_norm: weight or bias of shape {} and {} for {} channels in {}",
+                      t->defined() ? t->shape() : Shape(), t->defined() ? name_of(t->dtype()) : "none", c,
+                      name_of(wide));
   return group_norm(x, c, weight, bias, eps);
 }
 

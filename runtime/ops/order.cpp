@@ -68,6 +68,9 @@ Tensor bincount(const Tensor& x, const Tensor& weights, std::int64_t minimum) {
     const Tensor ends = stack({amin(numbers), amax(numbers)});
     const std::vector<std::int64_t> range = ends.to_vector<std::int64_t>();
     check<ValueError>(range[0] >= 0, "bincount: {} is among the numbers, which start at 0", range[0]);
+    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max() / 8;  // numbers of 8 bytes
+    check<ValueError>(range[1] < most, "bincount: {} is among the numbers, and no memory has as many counts",
+                      range[1]);
     count = std::max(count, range[1] + 1);
   }
   const Tensor each = weights.defined() ? weights : ones_like(numbers);

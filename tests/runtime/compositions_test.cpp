@@ -92,17 +92,18 @@ TEST_CASE("compositions: the grid of the identity gives the image, of a shift it
         }
 }
 
-TEST_CASE("compositions: places that are no numbers give none, and others stay") {
+TEST_CASE(
+    "compositions: places that are no numbers are PyTorch's: none, or the first pixel's, and others stay") {
   const Tensor x = ones({1, 1, 3, 3}), grid = zeros({1, 1, 3, 2});
   grid[{0, 0, 1, 0}] = std::nan(""), grid[{0, 0, 2, 1}] = std::numeric_limits<double>::infinity();
   for (const GridPadding outside : {GridPadding::zeros, GridPadding::border, GridPadding::reflection}) {
     const auto y = grid_sample(x, grid, {.outside = outside}).to_vector<float>();
     CHECK(y[0] == 1);
-    CHECK(std::isnan(y[1]));
+    CHECK((outside == GridPadding::zeros ? std::isnan(y[1]) : y[1] == 1));
     const auto nearest =
         grid_sample(x, grid, {.mode = Interpolation::nearest, .outside = outside}).to_vector<float>();
     CHECK(nearest[0] == 1);
-    CHECK(nearest[1] == 0);
+    CHECK(nearest[1] == (outside == GridPadding::zeros ? 0 : 1));
   }
 }
 
@@ -182,6 +183,9 @@ TEST_CASE("compositions: distances by products are those of differences, near ze
     a.requires_grad_();
     const Tensor given = grad(sum(cdist(a, a.detach())), std::span(&a, 1))[0];
     CHECK(all(isfinite(given)).item<bool>());
+    for (const double p : {0.0, 1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()})  // of no columns
+      CHECK(to(cdist(zeros({2, 30, 0}, {dtype}), zeros({2, 7, 0}, {dtype}), p), f64).to_vector<double>() ==
+            std::vector<double>(2 * 30 * 7));
   }
 }
 
@@ -201,6 +205,11 @@ TEST_CASE("compositions: what does not fit is one line that names the call, the 
        [] { grid_sample(zeros({1, 1, 3, 3}, {f64}), zeros({1, 2, 2, 2})); }},
       {"meshgrid: takes 0-d and 1-D tensors, got shape (2, 2)", [] { meshgrid({zeros({2, 2})}); }},
       {"instance_norm: one element a channel", [] { instance_norm(zeros({2, 3, 1})); }},
+      {"instance_norm: takes floating dtypes, got i64", [] { instance_norm(zeros({2, 3, 4}, {i64})); }},
+      {"instance_norm: weight or bias of shape (2) and f32 for 3 channels",
+       [] { instance_norm(zeros({2, 3, 4}), zeros({2})); }},
+      {"bincount: 9223372036854775807 is among the numbers",
+       [] { bincount(full({2}, std::numeric_limits<std::int64_t>::max(), {i64})); }},
       {"bincount: -1 is among the numbers", [] { bincount(Tensor::from<std::int64_t>({3, -1})); }},
       {"bincount: takes integers, got f32", [] { bincount(zeros({2})); }},
       {"bincount: weights of shape (3)", [] { bincount(zeros({2}, {i64}), zeros({3})); }},

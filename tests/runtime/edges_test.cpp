@@ -336,3 +336,22 @@ TEST_CASE("edges: second derivatives of bce_loss are 0 where its logarithms are 
         CHECK(std::isfinite(grad(sum(of_target), std::span(in.data(), 1))[0].item()));
       }
 }
+
+TEST_CASE("edges: a key that a mask hides bears on nothing, though its scores are no numbers") {
+  for (const DType dtype : {f64, f32, f16, bf16})
+    for (const bool by_adding : {false, true}) {
+      INFO(name_of(dtype) << ", by adding " << by_adding);
+      const Tensor q = to(randn({2, 3, 5, 8}), dtype), k = to(randn({2, 3, 7, 8}), dtype),
+                   v = to(randn({2, 3, 7, 8}), dtype);
+      const Tensor seen = less(arange(0, 7), 5),
+                   spoilt = masked_fill(k, reshape(logical_not(seen), {7, 1}), std::nan(""));
+      const Tensor added =
+          to(masked_fill(zeros({7}), logical_not(seen), -std::numeric_limits<double>::infinity()), dtype);
+      const Tensor fewer = attention(q, narrow(k, 2, 0, 5), narrow(v, 2, 0, 5));
+      CHECK(allclose(attention(q, spoilt, v, {.mask = by_adding ? added : seen}), fewer,
+                     dtype == f64          ? 1e-12
+                     : size_of(dtype) == 4 ? 1e-5
+                                           : 2e-2,
+                     1e-2 * (size_of(dtype) == 2)));
+    }
+}
