@@ -275,8 +275,8 @@ void check_alike(std::span<CheckpointPart* const> parts, const Group& ranks, std
   std::string names;
   for (const CheckpointPart* part : parts) names += part->description() + " ";
   const std::vector<std::uint64_t> all =
-      together_all(ranks, call, [&] { return std::uint64_t{std::hash<std::string>{}(names)}; });
-  const auto other = std::ranges::find_if(all, [&](std::uint64_t hash) { return hash != all[0]; });
+      together_all(ranks, call, [&] { return static_cast<std::uint64_t>(key_of(names)); });
+  const auto other = std::ranges::find_if(all, [&](std::uint64_t key) { return key != all[0]; });
   check<ValueError>(
       other == all.end(),
       "{}: rank {} has other parts than rank 0; here they are {}; add the same ones in the same "

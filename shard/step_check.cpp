@@ -15,6 +15,7 @@
 #include "runtime/ops.h"
 #include "runtime/shown.h"
 #include "shard/agree.h"
+#include "shard/holders.h"
 #include "shard/unit.h"
 
 namespace sherd::shard {
@@ -257,8 +258,7 @@ void check_saved_steps(const nn::Module& module, Saved saved, const Group& ranks
     c.parameters.push_back(p.parameter);
     names += p.name + '\n';
   }
-  const Numbers same{std::ssize(c.parameters),
-                     static_cast<std::int64_t>(std::hash<std::string>{}(names) >> 1)};
+  const Numbers same{std::ssize(c.parameters), key_of(names)};
   if (std::ranges::all_of(over_ranks(same, all, {.label = std::string(c.label)}), &Range::alike))
     compare_steps(c);
 }
