@@ -302,12 +302,10 @@ Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, 
       pixels != 1, "instance_norm: one element a channel in shape {}; its deviation is of no use", x.shape());
   check<DTypeError>(is_floating(x.dtype()), "instance_norm: takes floating dtypes, got {}",
                     name_of(x.dtype()));
-  const DType wide = compute_dtype(x.dtype());
   for (const Tensor* t : {&weight, &bias})
-    check<ShapeError>(!t->defined() || (t->shape() == Shape{c} && t->dtype() == wide),
-                      "instance_norm: weight or bias of shape {} and {} for {} channels in {}",
-                      t->defined() ? t->shape() : Shape(), t->defined() ? name_of(t->dtype()) : "none", c,
-                      name_of(wide));
+    check<ShapeError>(!t->defined() || t->shape() == Shape{c},
+                      "instance_norm: weight or bias of shape {} for {} channels",
+                      t->defined() ? t->shape() : Shape(), c);
   return group_norm(x, c, weight, bias, eps);
 }
 
