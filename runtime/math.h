@@ -240,6 +240,46 @@ constexpr auto is_whole(T x) {
   return (size >= whole) | ((size + whole) - whole == size);
 }
 
+/// The binary logarithm of what is positive and finite, within 2^-42 of itself or of 1.
+template <SingleNumber T>
+constexpr auto near_log2(T x) {
+  using D = as_many_t<T, double>;
+  const Split<T> of = split(x);
+  const D f = to_double(of.beyond_one), under = D(2) + f;
+  // A quotient of doubles takes longer than one of floats and a step of Newton's.
+  const D rough = to_double(T(1) / (T(2) + of.beyond_one));
+  const D s = f * fma(rough, fma(-under, rough, D(1)), rough), z = s * s;
+  const D log = fma(-s, f - z * log_tail(z), f);
+  return fma(log, D(1.4426950408889634), to_double(of.exponent));
+}
+/// 2^x within 2^-38 of itself, for a float.
+template <DoubleNumber D>
+constexpr D near_exp2(D x) {
+  const D low = where(x < D(-200), D(-200), x), z = where(low > D(200), D(200), low);
+  const D shifted = z + D(Format<D>::round), rest = z - (shifted - D(Format<D>::round));
+  const D y =
+      horner(rest, 1.0, 0.6931471805412246, 0.24022650694741518, 0.05550410959272468, 0.009618129559664797,
+             0.0013333434111089534, 0.00015403097369892868, 1.5314221432713755e-05, 1.334442412555039e-06);
+  return y * pow2<D>(low_bits(shifted));
+}
+/// size to the power y for a size that is not negative.
+template <DoubleNumber T>
+constexpr T power_of_size(T size, T y) {
+  return exp_of(product_of_log(y, log_of(size))).high;
+}
+/// Through double, which rounds as the exact power nearly always: so do powers that are multiplied out
+/// (`ops::PowerOfHalves`).
+template <SingleNumber T>
+constexpr T power_of_size(T size, T y) {
+  const T infinity(std::numeric_limits<float>::infinity());
+  const auto inside = (size > T(0)) & (size < infinity);
+  const auto rises = y > T(0);
+  const T near = to_single(near_exp2(to_double(y) * near_log2(where(inside, size, T(1)))));
+  const T at_zero = where(rises, T(0), infinity), at_infinity = where(rises, infinity, T(0));
+  const T outside = where(size == T(0), at_zero, where(size == infinity, at_infinity, size));
+  return where(inside, near, where(y == y, outside, y));
+}
+
 }  // namespace detail
 
 /// x to the power y, with IEEE 754's values at the edges; within 1 ulp.
@@ -250,7 +290,7 @@ constexpr T pow(T x, T y) {
   const auto odd = integer & !detail::is_whole(T(0.5) * y);
   // Of a power of 0 the base counts as 1.
   const T size = where(y != T(0), fabs(x), T(1));
-  const T general = detail::exp_of(detail::product_of_log(y, detail::log_of(size))).high;
+  const T general = detail::power_of_size(size, y);
   const T value = where(y == T(2), size * size, general);  // `square`, to the bit
   const T at_one = where(size == T(1), T(1), value);       // of an infinite power too
   const T with_sign = where(odd, copysign(at_one, x), at_one);

@@ -119,8 +119,8 @@ constexpr T log_far_tail(T z) {
 }
 
 /// The logarithm of 1 + f + f_low, f_low being far less than f or than 1, of a `Split`: within 2^-63 of
-/// itself, in float 2^-34.
-template <class T>
+/// itself.
+template <DoubleNumber T>
 constexpr Twofold<T> log_beyond_one(T f, T f_low) {
   const Twofold<T> under = ordered_sum(T(2), f);
   const T inverse = T(1) / under.high, s = f * inverse;
@@ -135,7 +135,7 @@ constexpr Twofold<T> log_beyond_one(T f, T f_low) {
   return {both.high, both.low + fma(T(2), s_low, rest.low)};
 }
 /// Natural logarithm of x, which is not negative, or of x 2^`doublings`: as near.
-template <class T>
+template <DoubleNumber T>
 constexpr Twofold<T> log_of(Twofold<T> x, T doublings = T(0)) {
   using F = Format<T>;
   const Split<T> of = split(x.high);
@@ -148,7 +148,7 @@ constexpr Twofold<T> log_of(Twofold<T> x, T doublings = T(0)) {
   const auto inside = (x.high > T(0)) & (x.high < infinity);
   return {where(inside, both.high, where(x.high == T(0), -infinity, x.high)), where(inside, both.low, T(0))};
 }
-template <class T>
+template <DoubleNumber T>
 constexpr Twofold<T> log_of(T x) {
   return log_of(Twofold<T>{x, T(0)});
 }
@@ -191,7 +191,7 @@ constexpr T rounded_log(Twofold<T> x, T doublings = T(0)) {
 }
 
 /// y times a logarithm.
-template <class T>
+template <DoubleNumber T>
 constexpr Twofold<T> product_of_log(T y, Twofold<T> log) {
   const Twofold<T> p = product(y, log.high);
   const auto finite = fabs(p.high) < T(1000);  // no more is asked of `exp_of`
