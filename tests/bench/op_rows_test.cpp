@@ -24,6 +24,8 @@ const std::map<std::string_view, std::string_view> without_a_row{
     {ops::PowerSum::name, "what norms and variances are made of where they have no kernel"},
     {ops::Variance::name, "what var and std are made of where they have no kernel"},
     {ops::RunningProduct::name, "of devices that are not the host: the row cumprod runs it there"},
+    {ops::Bernoulli::name, "of devices that are not the host: the row bernoulli runs it there"},
+    {ops::PutAtGrad::name, "of devices that are not the host: rows of scatter run it there"},
     {ops::Patches::name, "how a convolution is made where no library has one"},
     {ops::PatchesGrad::name, "its gradient"},
     {ops::LinearFp8::name,
