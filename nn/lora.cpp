@@ -109,6 +109,26 @@ void freeze(Module& model) {
     if (!trained.contains(p.id())) p.set_requires_grad(false);
 }
 
+}  // namespace
+
+std::vector<std::string> add_to(Module& model, const std::vector<NamedLinear>& layers,
+                                const LoraOptions& options) {
+  check_options(options);
+  check_unsharded(model, "add_lora", "add adapters before fully_shard");
+  const NoGrad guard;
+  std::vector<LoraAdapter> adapters;
+  for (const NamedLinear& l : layers) adapters.push_back(adapter_of(*l.linear, options));
+  std::vector<std::string> named;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    layers[i].linear->lora.emplace(std::move(adapters[i]));
+    named.push_back(layers[i].name);
+  }
+  freeze(model);
+  return named;
+}
+
+namespace {
+
 std::vector<NamedLinear> removable_in(Module& model, std::string_view call) {
   check_unsharded(model, call,
                   "save_lora within shard::summon_full_params, and load_lora into a model that is not");
@@ -136,18 +156,7 @@ void check_untied(const Module& model, const std::vector<NamedLinear>& adapted) 
 
 std::vector<std::string> add_lora(Module& model, const LoraOptions& options) {
   lora::check_options(options);
-  lora::check_unsharded(model, "add_lora", "add adapters before fully_shard");
-  const std::vector<lora::NamedLinear> layers = lora::targets_in(model, options);
-  const NoGrad guard;
-  std::vector<LoraAdapter> adapters;
-  for (const lora::NamedLinear& l : layers) adapters.push_back(lora::adapter_of(*l.linear, options));
-  std::vector<std::string> named;
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    layers[i].linear->lora.emplace(std::move(adapters[i]));
-    named.push_back(layers[i].name);
-  }
-  lora::freeze(model);
-  return named;
+  return lora::add_to(model, lora::targets_in(model, options), options);
 }
 
 std::vector<Parameter> lora_parameters(const Module& model) {

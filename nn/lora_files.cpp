@@ -296,14 +296,16 @@ void check_tensors(const SafetensorsFile& file, const Module& model,
                       shown(entry.name));
 }
 
-/// Layers that are alike in one call, one target a layer, by its whole name.
+/// Layers that are alike in one call.
 void add_described(Module& model, std::vector<DescribedLayer> layers, std::optional<DType> dtype) {
   while (!layers.empty()) {
     const Common common = layers[0].common;
-    LoraOptions options{common.rank, common.form.alpha, common.form.dropout, common.form.scaling, {}, dtype};
+    LoraOptions options{common.rank,         common.form.alpha,         common.form.dropout,
+                        common.form.scaling, {std::string(all_linear)}, dtype};
+    std::vector<NamedLinear> alike;
     for (const DescribedLayer& l : layers)
-      if (l.common == common) options.targets.push_back(l.layer.name);
-    add_lora(model, options);
+      if (l.common == common) alike.push_back(l.layer);
+    add_to(model, alike, options);
     std::erase_if(layers, [&](const DescribedLayer& l) { return l.common == common; });
   }
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "nn/layers.h"
+#include "nn/lora.h"
 
 namespace sherd::nn::lora {
 
@@ -18,6 +19,10 @@ struct NamedLinear {
 std::vector<NamedLinear> linears_in(const Module& model);
 /// Those that have an adapter.
 std::vector<NamedLinear> adapted_in(const Module& model);
+
+/// `add_lora` of just these layers, which have no adapters; what the options' targets say is passed over.
+std::vector<std::string> add_to(Module& model, const std::vector<NamedLinear>& layers,
+                                const LoraOptions& options);
 
 inline constexpr std::string_view all_linear = "all-linear";
 /// Whether `target` is a layer's name, or what follows a dot in it, or all of them.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -410,7 +411,8 @@ class StateCutter {
 
 }  // namespace
 
-std::vector<Held> held_in_state(const nn::Optimizer& optimizer, nn::Module* model) {
+std::vector<Held> held_in_state(const nn::Optimizer& optimizer, nn::Module* model,
+                                const std::set<std::string>& in_state) {
   check_optimizer(optimizer);
   if (model != nullptr) write_back(*model);
   const auto groups = listed(optimizer);
@@ -420,6 +422,8 @@ std::vector<Held> held_in_state(const nn::Optimizer& optimizer, nn::Module* mode
     const std::vector<std::string> keys = keys_of(groups, named_by);
     for (const std::vector<Listed>& list : groups)
       for (const Listed& l : list) held.emplace_back(keys[index++], sharers_of(l.parameter));
+    // A number may stand for another parameter on another group.
+    if (std::ranges::any_of(keys, [&](const std::string& key) { return in_state.contains(key); })) break;
   }
   return held;
 }

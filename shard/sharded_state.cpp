@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 
 #include "nn/state_names.h"
 #include "runtime/context.h"
@@ -267,7 +268,9 @@ void load(nn::Module* model, nn::Optimizer& optimizer, const ShardedStateDict& s
   const NoGrad guard;
   std::function<void()> commit;
   constexpr std::string_view call = "load_sharded_optimizer_state";
-  const NameGroups groups(call, [&] { return held_in_state(optimizer, model); }, ranks);
+  std::set<std::string> in_state;
+  for (const ShardedTensor& t : state) in_state.insert(parameter_of_state(t.name));
+  const NameGroups groups(call, [&] { return held_in_state(optimizer, model, in_state); }, ranks);
   in_two_passes(call, state, ranks, {groups, parameter_of_state}, [&](const StateSource& source) {
     StagedOptimizer staged = staged_optimizer_state(optimizer, source, model);
     check_none_left("optimizer", staged.unknown, StagedOptimizer::what);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -114,8 +115,9 @@ inline bool counts_steps(std::string_view what) { return what == "step"; }
 /// What there is by that name of a parameter that has no state yet.
 Tensor no_state(const nn::Optimizer& optimizer, const nn::Parameter& p, std::string_view name);
 /// Who holds each of an optimizer's parameters, under what names it in a state: its name in `model`, and its
-/// number.
-std::vector<Held> held_in_state(const nn::Optimizer& optimizer, nn::Module* model);
+/// number unless the state, which has entries of the parameters `in_state`, goes by names.
+std::vector<Held> held_in_state(const nn::Optimizer& optimizer, nn::Module* model,
+                                const std::set<std::string>& in_state);
 /// What an optimizer keeps with the options that the state has.
 std::vector<std::string> state_names_with(const nn::Optimizer& optimizer, const nn::StateDict& state);
 /// StateError where a parameter of the optimizer was replaced in its module, whose state would be of no
