@@ -60,25 +60,27 @@ struct Shared {
   std::map<std::string, std::int64_t> ranks{};
   std::map<std::string, double> alphas{};
 
-  Common of(const std::string& layer) const {
+  /// None where patterns of unlike values name the layer.
+  std::optional<Common> of(const std::string& layer) const {
+    const auto rank = value_of(ranks, layer, common.rank);
+    const auto alpha = value_of(alphas, layer, common.form.alpha);
+    if (!rank || !alpha) return {};
     Common own = common;
-    own.rank = value_of(ranks, layer, own.rank);
-    own.form.alpha = value_of(alphas, layer, own.form.alpha);
+    own.rank = *rank, own.form.alpha = *alpha;
     return own;
   }
 
  private:
   template <class T>
-  static T value_of(const std::map<std::string, T>& pattern, const std::string& layer, T value) {
-    const std::string* by = nullptr;
-    for (const auto& [name, its] : pattern) {
+  static std::optional<T> value_of(const std::map<std::string, T>& pattern, const std::string& layer,
+                                   T usual) {
+    std::optional<T> found;
+    for (const auto& [name, value] : pattern) {
       if (!names(name, layer, false)) continue;
-      check<ValueError>(by == nullptr || its == value,
-                        "lora: patterns name '{}' by '{}', {}, and by '{}', {}; one of them is meant", layer,
-                        by == nullptr ? "" : shown(*by), value, shown(name), its);
-      by = &name, value = its;
+      if (found && *found != value) return {};
+      found = value;
     }
-    return value;
+    return found.value_or(usual);
   }
 };
 
@@ -249,8 +251,13 @@ std::vector<DescribedLayer> described_in(const Module& model, const Described& d
   std::vector<DescribedLayer> layers;
   for (const NamedLinear& l : linears_in(model)) {
     const std::string name = stored_name(model, l);
-    if (std::ranges::any_of(targets, [&](const auto& t) { return names(t, name, l.is_head); }))
-      layers.push_back({l, described.shared.of(name)});
+    if (!std::ranges::any_of(targets, [&](const auto& t) { return names(t, name, l.is_head); })) continue;
+    const std::optional<Common> own = described.shared.of(name);
+    check<ValueError>(own.has_value(),
+                      "load_lora: '{}': in rank_pattern or alpha_pattern two of unlike values name '{}'; one "
+                      "of them is meant",
+                      shown((folder / config_file).string(), 300), name);
+    layers.push_back({l, *own});
   }
   check<ValueError>(!layers.empty(), "load_lora: '{}': target_modules ({}) name no Linear of the {}",
                     shown(folder.string(), 300), shown(fmt::format("{}", fmt::join(targets, ", ")), 300),

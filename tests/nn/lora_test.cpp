@@ -523,3 +523,54 @@ TEST_CASE("lora: a folder that says something else is refused by the key") {
   posix_file_system().create(root / "full" / "notes")->write("mine");
   CHECK_THROWS_WITH(save_lora(other, root / "full"), ContainsSubstring("holds 'notes'"));
 }
+
+namespace {
+
+struct Inner final : Layer<Inner> {
+  Linear proj{4, 3};
+  Tensor forward(const Tensor& x) const { return proj(x); }
+  void visit(auto&& on) { on("proj", proj); }
+};
+/// Of two layers the name of one ends that of the other; two more are alike.
+struct Nested final : Layer<Nested> {
+  Linear proj{5, 4};
+  Inner block;
+  Linear up{3, 4}, down{4, 3};
+  Tensor forward(const Tensor& x) const { return down(up(block(proj(x)))); }
+  void visit(auto&& on) {
+    on("proj", proj);
+    on("block", block);
+    on("up", up);
+    on("down", down);
+  }
+};
+
+/// `outer` and `inner` are ranks of the two.
+Nested nested(std::int64_t outer, std::int64_t inner) {
+  manual_seed(5);
+  Nested net;
+  add_lora(net, {.rank = outer, .targets = {"proj"}});
+  net.block.proj.lora.reset();
+  add_lora(net, {.rank = inner, .targets = {"block.proj"}});
+  add_lora(net, {.rank = 2, .targets = {"up", "down"}});
+  const NoGrad guard;
+  for (Parameter& p : lora_parameters(net)) copy_(p.data(), rand(p.shape(), {}, -1, 1));
+  return net;
+}
+
+}  // namespace
+
+TEST_CASE("lora: of layers whose names end alike a folder brings each its own, or is not written") {
+  const TempDirectory root;
+  const Tensor x = ones({2, 5});
+  const Nested net = nested(2, 3);
+  save_lora(net, root / "mine");
+  manual_seed(5);
+  Nested other;
+  load_lora(other, root / "mine");
+  CHECK(same_bits(other(x).detach(), net(x).detach()));
+  // The pattern of the outer layer would name the inner one too.
+  CHECK_THAT(message_of<StateError>([&] { save_lora(nested(4, 3), root / "other"); }),
+             ContainsSubstring("of which one is the end of the other"));
+  CHECK_FALSE(std::filesystem::exists(root / "other"));
+}
