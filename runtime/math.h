@@ -123,7 +123,7 @@ constexpr T log(T x) {
   return detail::with_edges_of_log(detail::log_of_split(of, T(0)), x);
 }
 
-/// log(1 + x), within 2 ulp: what rounding took from 1 + x stands in the quotient too (Kahan).
+/// log(1 + x), within 1 ulp; in double 2.5, where what rounding took from 1 + x stands in a quotient (Kahan).
 template <DoubleNumber T>
 constexpr T log1p(T x) {
   const T u = T(1) + x, moved = u - T(1), logarithm = log(u);
@@ -233,7 +233,7 @@ constexpr T only_if(bool condition, T x) {
 
 namespace detail {
 
-/// Whether x is an integer, as all are from 2 to the number of their bits on.
+/// Whether x is an integer, as all numbers are that have no bit left for a part of one.
 template <class T>
 constexpr auto is_whole(T x) {
   const T whole = pow2<T>(typename Format<T>::Int(Format<T>::mantissa)), size = fabs(x);

@@ -72,6 +72,7 @@ class RanksSource final : public StateSource {
     const int rank = RankOfGroup(holders).rank;
     const Tensor whole = empty({mine.shape.numel()}, {mine.values.dtype(), mine.values.device()});
     for (const Run& run : runs_of(name)) {
+      if (run.numel == 0) continue;
       const Tensor part = narrow(whole, 0, run.begin, run.numel);
       if (run.rank == rank) copy_(part, narrow(mine.values, 0, given(mine).offset, run.numel));
       if (holders.defined())
@@ -85,19 +86,26 @@ class RanksSource final : public StateSource {
     const ShardedTensor& mine = own(name);
     std::int64_t filled = 0;
     const std::vector<Run> runs = runs_of(name);
+    const Group& holders = holders_of(name);
+    check<ValueError>(
+        std::ssize(runs) == RankOfGroup(holders).ranks,
+        "{}: {} of the {} ranks that hold '{}' have it in their states; take all from one state", call_,
+        runs.size(), RankOfGroup(holders).ranks, name);
     for (const Run& run : runs) {
       const Run& first = runs[0];
+      const int one = among_all(holders, first.rank), other = among_all(holders, run.rank);
       check<ValueError>(run.shape == first.shape,
-                        "{}: of '{}' the ranks {} and {} have unlike shapes, here {}", call_, name,
-                        first.rank, run.rank, mine.shape);
+                        "{}: of '{}' the ranks {} and {} have unlike shapes, here {}", call_, name, one,
+                        other, mine.shape);
       check<ValueError>(run.dtype == first.dtype, "{}: of '{}' rank {} has values of {} and rank {} of {}",
-                        call_, name, first.rank, static_cast<DType>(first.dtype), run.rank,
+                        call_, name, one, static_cast<DType>(first.dtype), other,
                         static_cast<DType>(run.dtype));
       check<ValueError>(
           run.steps == first.steps,
           "{}: of '{}' rank {} has the values of {} steps and rank {} those of {}; take all from one "
           "state",
-          call_, name, first.rank, first.steps, run.rank, run.steps);
+          call_, name, one, first.steps, other, run.steps);
+      if (run.numel == 0) continue;
       check<ValueError>(run.begin == filled, "{}: of '{}' the next elements after the first {} begin at {}",
                         call_, name, filled, run.begin);
       filled += run.numel;
@@ -119,6 +127,9 @@ class RanksSource final : public StateSource {
       check<ValueError>(t.replica >= 0 && t.replica < std::max(t.replicas, 1),
                         "{}: '{}' is replica {} of {}; they count from 0", call_, t.name, t.replica,
                         t.replicas);
+      check<ValueError>(t.replicas > 0 || (t.begin == 0 && t.values.numel() == t.shape.numel()),
+                        "{}: '{}' has {} elements from {} on, where each rank has all {}", call_, t.name,
+                        t.values.numel(), t.begin, t.shape.numel());
       names_.push_back(t.name);
     }
   }
@@ -136,14 +147,14 @@ class RanksSource final : public StateSource {
     if (group.words.empty()) return ranks_;
     return group.holders.shard.defined() ? group.holders.shard : group.holders.replicas;
   }
-  /// Whose they are, by their begin; the same on every rank of them.
+  /// Of all holders that announced one, by their begin; the same on every rank of them.
   std::vector<Run> runs_of(const std::string& name) const {
     const Group& holders = holders_of(name);
     std::vector<Run> runs;
     for (int rank = 0; rank < RankOfGroup(holders).ranks; ++rank) {
       const auto& of_rank = announced_[static_cast<std::size_t>(among_all(holders, rank))];
       const auto found = of_rank.find(key_of(name));
-      if (found != of_rank.end() && found->second.numel > 0) runs.push_back({found->second, rank});
+      if (found != of_rank.end()) runs.push_back({found->second, rank});
     }
     std::ranges::stable_sort(runs, {}, &Run::begin);
     return runs;

@@ -300,6 +300,7 @@ Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, 
   for (int i = 2; i < x.rank(); ++i) pixels *= x.shape()[i];
   check<ShapeError>(
       pixels != 1, "instance_norm: one element a channel in shape {}; its deviation is of no use", x.shape());
+  check<ShapeError>(c > 0, "instance_norm: no channels in shape {}", x.shape());
   check<DTypeError>(is_floating(x.dtype()), "instance_norm: takes floating dtypes, got {}",
                     name_of(x.dtype()));
   for (const Tensor* t : {&weight, &bias})

@@ -205,6 +205,7 @@ TEST_CASE("compositions: what does not fit is one line that names the call, the 
        [] { grid_sample(zeros({1, 1, 3, 3}, {f64}), zeros({1, 2, 2, 2})); }},
       {"meshgrid: takes 0-d and 1-D tensors, got shape (2, 2)", [] { meshgrid({zeros({2, 2})}); }},
       {"instance_norm: one element a channel", [] { instance_norm(zeros({2, 3, 1})); }},
+      {"instance_norm: no channels in shape (1, 0, 3)", [] { instance_norm(zeros({1, 0, 3})); }},
       {"instance_norm: takes floating dtypes, got i64", [] { instance_norm(zeros({2, 3, 4}, {i64})); }},
       {"instance_norm: weight or bias of shape (2) for 3 channels",
        [] { instance_norm(zeros({2, 3, 4}), zeros({2})); }},

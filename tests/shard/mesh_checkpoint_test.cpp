@@ -179,6 +179,20 @@ struct Mixed final : nn::Layer<Mixed> {
   }
 };
 
+/// What all share comes first in one group, and last in the other.
+struct Unlike final : nn::Layer<Unlike> {
+  bool shared_first;
+  std::string own_name;
+  nn::Linear own{5, 3}, shared{5, 3};
+  explicit Unlike(int group) : shared_first(group == 1), own_name(fmt::format("expert{}", group)) {}
+  Tensor forward(const Tensor& x) const { return sum(square(shared(x))) + sum(square(own(x))); }
+  void visit(auto&& on) {
+    if (shared_first) on("shared", shared);
+    on(own_name, own);
+    if (!shared_first) on("shared", shared);
+  }
+};
+
 constexpr Sizes all_sizes[] = {{1, 1}, {1, 3}, {2, 1}, {2, 2}, {3, 1}, {4, 1}};
 
 }  // namespace
@@ -597,8 +611,8 @@ TEST_CASE("whatever one rank's state of ranks has else than the others', it is r
       {"dimensions", [](shard::ShardedTensor& t) { t.values = reshape(t.values, {t.values.numel(), 1}); }},
       {"name", [](shard::ShardedTensor& t) { t.name = "another"; }}};
   const Sizes sizes{2, 2};
-  for (const Way way : {Way::rows, Way::flat})
-    for (const int at : {0, 3})
+  for (const Way way : ways)
+    for (const int at : {0, 1, 3})
       CHECK_NOTHROW(run_ranks(sizes.world(), [&](World& world) {
         Run run(world, sizes, way);
         run.train(1);
@@ -613,7 +627,7 @@ TEST_CASE("whatever one rank's state of ranks has else than the others', it is r
                      t.name.ends_with("slice.linear.weight.exp_avg");
             });
             expect(found != state.end() && found->values.numel() > 0, "there is none to spoil");
-            if (world.rank() == at) spoil(*found);
+            if (world.rank() == at) spoil(*found);  // of what is averaged another rank gives the elements
             const std::string message = message_on_all(world, [&] {
               if (of_model)
                 shard::load_sharded_state_dict(run.net, state, world.group());
@@ -667,4 +681,23 @@ TEST_CASE("one file of a group has what one rank had, and names of unlike groups
              ContainsSubstring("group 1 of 'free.bias' is world.b of the ranks 2, 3 and of 'held.bias' "
                                "world.a of the ranks 1, 3, and no model has both"));
   CHECK_FALSE(std::filesystem::exists(folder / "1.safetensors"));
+}
+
+TEST_CASE(
+    "an optimizer's state by names loads where its numbers stand for other parameters on other groups") {
+  CHECK_NOTHROW(run_ranks(4, [&](World& world) {
+    const DeviceMesh mesh = world.mesh({2, 2}, {"model", "shards"});
+    manual_seed(3);
+    Unlike net(mesh.coordinate("model"));
+    shard::fully_shard(net.own, {.mesh = mesh["shards"]});
+    shard::fully_shard(net.shared, {.mesh = world.mesh()});
+    nn::AdamW adam(net.parameters(), {.lr = 0.1}), other(net.parameters(), {.lr = 0.1});
+    net(ones({2, 5})).backward();
+    adam.step();
+    shard::load_sharded_optimizer_state(net, other, shard::sharded_optimizer_state(net, adam), world.group());
+    const nn::StateDict wanted = shard::full_optimizer_state(net, adam);
+    for (const auto& [name, tensor] : shard::full_optimizer_state(net, other))
+      expect(to(tensor, f64).to_vector<double>() == to(wanted.at(name), f64).to_vector<double>(),
+             "another '{}'", name);
+  }));
 }
