@@ -197,6 +197,7 @@ NameGroups::NameGroups(std::string_view call, const std::function<std::vector<He
   std::set<int> all_ranks;
   if (ranks.defined()) all_ranks.insert(ranks.world_ranks().begin(), ranks.world_ranks().end());
   std::set<Pair> own;
+  Said others;
   for (auto& [name, holders] : held) {
     if (limited_.contains(name)) continue;
     if (holders && !are_among(*holders, all_ranks)) {
@@ -205,7 +206,7 @@ NameGroups::NameGroups(std::string_view call, const std::function<std::vector<He
       own.insert(pair_of(*holders));
       limited_[name] = {.holders = *holders, .words = words_of(*holders)};
     } else {
-      said_.emplace(name, holders ? all_hold : nobody_says);
+      others.emplace(name, holders ? all_hold : nobody_says);
     }
   }
   if (ranks_ == 1) return;
@@ -213,19 +214,20 @@ NameGroups::NameGroups(std::string_view call, const std::function<std::vector<He
   for (const auto& [shards, replicas] : own) numbers.insert(numbers.end(), {shards, replicas});
   const auto announced = lists_of_all(ranks, numbers, options);
   if (std::ranges::any_of(announced, [](const auto& list) { return !list.empty(); }))
-    number(Announced(announced), ranks, options);
+    number(Announced(announced), others, ranks, options);
 }
 
-void NameGroups::number(const Announced& all, const Group& ranks, const CallOptions& options) {
+void NameGroups::number(const Announced& all, const Said& others, const Group& ranks,
+                        const CallOptions& options) {
   std::vector<std::int64_t> names;
   for (auto& [name, group] : limited_) {
     group.first = all.first_with(pair_of(group.holders), rank_);
     group.is_first = group.first == rank_;
     names.insert(names.end(), {key_of(name), group.first});
   }
-  for (const auto& [name, said] : said_) names.insert(names.end(), {key_of(name), said});
+  for (const auto& [name, said] : others) names.insert(names.end(), {key_of(name), said});
   const FirstsOfNames firsts = firsts_of(lists_of_all(ranks, names, options));
-  add_alone(firsts, ranks, options.label);
+  add_alone(firsts, others, ranks, options.label);
   for (auto& [name, group] : limited_) {
     const std::set<std::int64_t>& of_name = firsts.groups.at(key_of(name));
     group.groups = static_cast<int>(of_name.size());
@@ -233,9 +235,10 @@ void NameGroups::number(const Announced& all, const Group& ranks, const CallOpti
   }
 }
 
-void NameGroups::add_alone(const FirstsOfNames& all, const Group& ranks, std::string_view call) {
+void NameGroups::add_alone(const FirstsOfNames& all, const Said& others, const Group& ranks,
+                           std::string_view call) {
   together(ranks, call, [&] {
-    for (const auto& [name, said] : said_) {
+    for (const auto& [name, said] : others) {
       if (!all.groups.contains(key_of(name))) continue;
       check<ValueError>(said == nobody_says && !all.held_by_all.contains(key_of(name)),
                         "{}: all {} ranks of the call hold '{}' together on some of them, on others fewer "

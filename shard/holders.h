@@ -53,13 +53,14 @@ class NameGroups {
   void check_complete(std::string_view call) const;
 
  private:
-  void number(const Announced& all, const Group& ranks, const CallOptions& options);
-  void add_alone(const FirstsOfNames& all, const Group& ranks, std::string_view call);
+  /// Who holds the names that are not limited, as it is announced.
+  using Said = std::map<std::string, std::int64_t>;
+  void number(const Announced& all, const Said& others, const Group& ranks, const CallOptions& options);
+  void add_alone(const FirstsOfNames& all, const Said& others, const Group& ranks, std::string_view call);
 
   int rank_ = 0, ranks_ = 1;
   GroupOfName all_{};
   std::map<std::string, GroupOfName> limited_{};
-  std::map<std::string, std::int64_t> said_{};             ///< of the other names, who holds them
   std::optional<std::pair<std::string, Ranks>> beyond_{};  ///< a name that others hold too
 };
 
